@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from hashlib import sha256
@@ -25,6 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import problems
+from penstock.api.limits import Rate
 from penstock.api.tokens import Tokens
 from penstock.cells import Cell
 from penstock.errors import Invalid, NotFound, PenstockError, Unavailable
@@ -35,16 +36,20 @@ logger = structlog.get_logger(__name__)
 
 REFRESH_SECONDS = 1.0
 """How often a process asks the directory for tenants that have moved. Old rows stay for a minute."""
+RESTART_SECONDS = 5.0
+"""How long a process waits before it tries again to serve a cell that failed to start."""
 _LOOKUP_SECONDS = 2.0
 _MOST_KNOWN = 10_000
 _COOKIE = "penstock_cell"
 _KEY = re.compile(r"psk_[0-9a-f]{64}")
-_ID = re.compile(
-    r"/(?:api|dashboard)/(?:jobs|bulks?)/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:[/.]|$)"
-)
+_ID = r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:[/.]|$)"
 
 _OF_KEY: LiteralString = "select tenant_id from penstock.api_keys where digest = %s"
 _OF_JOB: LiteralString = "select tenant_id from penstock.jobs where id = %s"
+_OF_FILE: LiteralString = "select tenant_id from penstock.artifacts where id = %s"
+_OF_INVITATION: LiteralString = "select tenant_id from penstock.invitations where digest = %s"
+_OF_WAIT: LiteralString = """\
+select w.tenant_id from penstock.wait_links l join penstock.waits w on w.id = l.wait_id where l.token = %s"""
 _OF_USER: LiteralString = """\
 select m.tenant_id from penstock.members m
 left join penstock.profiles p on p.user_id = m.user_id and p.tenant_id = m.tenant_id
@@ -52,6 +57,21 @@ where m.user_id = %s order by p.user_id is null, m.tenant_id limit 200"""
 _MOVED: LiteralString = """\
 select tenant_id, cell, switched_at from penstock.tenant_cells
 where switched_at > coalesce(%s::timestamptz - interval '1 minute', '-infinity')"""
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode()).digest()
+
+
+# Paths of files begin with the tenant. A signature protects them.
+_STORED = re.compile(rf"/storage/{_ID}")
+# Also what people open without an account: the address of a job or file, or a secret, names the tenant.
+_PATHS: tuple[tuple[str, re.Pattern[str], LiteralString, Callable[[str], object]], ...] = (
+    ("job", re.compile(rf"/(?:api|dashboard)/(?:jobs|bulks?)/{_ID}"), _OF_JOB, UUID),
+    ("file", re.compile(rf"(?:/api/artifacts|/dashboard/artifacts|/links)/{_ID}"), _OF_FILE, UUID),
+    ("wait", re.compile(r"/answers/([0-9a-f]{64})$"), _OF_WAIT, str),
+    ("invitation", re.compile(r"/dashboard/invitations/([^/]{1,100})(?:/|$)"), _OF_INVITATION, _digest),
+)
 
 
 class Router:
@@ -62,7 +82,7 @@ class Router:
         self._cells = cells
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in ("/healthz", "/readyz"):
+        if scope["type"] != "http" or _path(scope) in ("/healthz", "/readyz"):
             await self._app(scope, receive, send)
             return
         try:
@@ -77,8 +97,11 @@ class Router:
 class Cells:
     """The applications of the other cells, and the cell of each tenant."""
 
-    def __init__(self, cells: Mapping[int, Cell], apps: Mapping[int, FastAPI], settings: Settings) -> None:
+    def __init__(
+        self, cells: Mapping[int, Cell], apps: Mapping[int, FastAPI], settings: Settings, rate: Rate
+    ) -> None:
         self.cells = dict(cells)
+        self._rate = rate
         self.home = next(iter(cells))
         self._apps = dict(apps)
         self._tokens = Tokens(settings)
@@ -94,12 +117,12 @@ class Cells:
         """The cell that answers this request.
 
         An API key belongs to one tenant. Other callers name a tenant in `Penstock-Tenant` or a cell in
-        `?cell=`, ask for a job, or get the cell of their own tenant.
+        `?cell=`, ask for a job or a file, or get the cell of their own tenant.
         """
         headers = Headers(scope=scope)
         credential = _credential(headers)
         if credential and _KEY.fullmatch(credential):
-            tenant = await self._find("key", _OF_KEY, sha256(credential.encode()).digest())
+            tenant = await self._guess(scope, "key", _OF_KEY, _digest(credential))
             if tenant is not None:
                 return self.place(tenant)
         chosen = _chosen(scope, headers)
@@ -109,10 +132,16 @@ class Cells:
             if chosen not in self.cells:
                 raise NotFound(f"there is no cell {chosen}", code="unknown_cell")
             return chosen
-        if found := _ID.search(scope["path"]):
-            tenant = await self._find("job", _OF_JOB, UUID(found[1]))
-            if tenant is not None:
-                return self.place(tenant)
+        if found := _STORED.match(_path(scope)):
+            return self.place(UUID(found[1]))
+        for what, pattern, statement, value_of in _PATHS:
+            if found := pattern.match(_path(scope)):
+                tenant = await self._guess(scope, what, statement, value_of(found[1]))
+                if tenant is not None:
+                    return self.place(tenant)
+        kept = _kept(scope, headers)
+        if kept in self.cells:
+            return kept
         user = await self._user(credential)
         tenant = await self._find("user", _OF_USER, user) if user else None
         return self.home if tenant is None else self.place(tenant)
@@ -137,14 +166,26 @@ class Cells:
             return UUID(str((await self._tokens.verify(credential)).get("sub")))
         return None
 
-    async def _find(self, what: str, statement: LiteralString, value: object) -> UUID | None:
-        """The tenant of a key, a job or a user: asks the cells in turn, and remembers what they say.
+    async def _guess(self, scope: Scope, what: str, statement: LiteralString, value: object) -> UUID | None:
+        """The tenant of a key or an address. Raises Limited for a client that guesses too many.
 
-        A key and a job never change their tenant. Raises Unavailable if a cell that may know it is away.
+        Nobody has checked this request yet, and each unknown value costs a query in every cell.
         """
-        if found := self._tenants.get((what, value)):
+        if tenant := self._tenants.get((what, value)):
             self._tenants.move_to_end((what, value))
-            return found
+            return tenant
+        client = f"nobody:{(scope.get('client') or ('',))[0]}"
+        self._rate.take(client)
+        tenant = await self._find(what, statement, value)
+        if tenant is not None:
+            self._rate.give(client)
+        return tenant
+
+    async def _find(self, what: str, statement: LiteralString, value: object) -> UUID | None:
+        """The tenant of a key, an address or a user: asks the cells in turn, and remembers what they say.
+
+        Only users change their tenant. Raises Unavailable if a cell that may know it is away.
+        """
         away: int | None = None
         for number in self.cells:
             pool = self._pools.get(number)
@@ -192,12 +233,18 @@ class Cells:
 
     async def _run(self, number: int, app: FastAPI) -> None:
         """Run the application of one cell. It starts when its database can be reached."""
-        async with app.router.lifespan_context(app):
-            self._ready.add(number)
+        while True:
             try:
-                await asyncio.Event().wait()
-            finally:
-                self._ready.discard(number)
+                async with app.router.lifespan_context(app):
+                    self._ready.add(number)
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        self._ready.discard(number)
+            except Exception as error:
+                # Such as a login with too many rights. The other cells are served meanwhile.
+                logger.error("the cell cannot be served", cell=number, error=str(error))
+                await asyncio.sleep(RESTART_SECONDS)
 
     async def _keep_refreshed(self) -> None:
         while True:
@@ -216,7 +263,7 @@ class Cells:
 
 def add_to(made: FastAPI, cells: Mapping[int, Cell], apps: Mapping[int, FastAPI], settings: Settings) -> None:
     """Make the application of the directory's cell pass requests of other cells to theirs."""
-    routed = Cells(cells, apps, settings)
+    routed = Cells(cells, apps, settings, made.state.rate)
     own = made.router.lifespan_context
 
     @asynccontextmanager
@@ -234,6 +281,11 @@ def _away(number: int) -> Unavailable:
     )
 
 
+def _path(scope: Scope) -> str:
+    """The path below the prefix that the server is mounted at."""
+    return scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
 def _credential(headers: Headers) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("apikey")
@@ -246,11 +298,19 @@ def _chosen(scope: Scope, headers: Headers) -> UUID | int | None:
             return UUID(tenant)
         except ValueError:
             raise Invalid("Penstock-Tenant must be the id of a tenant", code="invalid_tenant") from None
-    text = _query_cell(scope)
-    if text is None and scope["path"].startswith("/dashboard"):
-        cookies = re.findall(rf"(?:^|;\s*){_COOKIE}=([^;]*)", headers.get("cookie", ""))
-        text = cookies[0] if cookies else None
     # Other values are filters of `/rest/v1` on a column of this name.
+    return _number(_query_cell(scope))
+
+
+def _kept(scope: Scope, headers: Headers) -> int | None:
+    """The cell that the dashboard was last opened with."""
+    if not _path(scope).startswith("/dashboard"):
+        return None
+    cookies = re.findall(rf"(?:^|;\s*){_COOKIE}=([^;]*)", headers.get("cookie", ""))
+    return _number(cookies[0]) if cookies else None
+
+
+def _number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,4}", text) else None
 
 
@@ -261,13 +321,15 @@ def _query_cell(scope: Scope) -> str | None:
 
 def _remembering(scope: Scope, number: int, send: Send) -> Send:
     """Let the browser keep the cell that a page of the dashboard was opened with."""
-    if not scope["path"].startswith("/dashboard") or _query_cell(scope) is None:
+    if not _path(scope).startswith("/dashboard") or _query_cell(scope) is None:
         return send
+
+    root = scope.get("root_path", "").rstrip("/")
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).append(
-                "set-cookie", f"{_COOKIE}={number}; Path=/dashboard; HttpOnly; SameSite=Lax"
+                "set-cookie", f"{_COOKIE}={number}; Path={root}/dashboard; HttpOnly; SameSite=Lax"
             )
         await send(message)
 

@@ -446,10 +446,11 @@ def _abort(move: Move, step: str) -> None:
         raise Conflict(
             "the tenant has already switched", code="already_switched", hint="Move it back instead."
         )
-    with move.target.transaction():
-        _clear_target(move)
+    # First, so that a command that lost its lock and still runs cannot switch to rows that are gone.
     if step != "drain":
         move.record("drain")
+    with move.target.transaction():
+        _clear_target(move)
     _suspend(move.source, move.tenant, None)
     while _one(move.source, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
         pass

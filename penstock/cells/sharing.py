@@ -16,7 +16,7 @@ from penstock.postgres import db
 # Parents first.
 _TABLES = (
     "meters", "plans", "plan_prices", "gates", "exchange_rates", "kinds", "job_types", "job_params", "prices",
-    "prompts", "provider_keys",
+    "prompts", "provider_keys", "link_secrets",
 )  # fmt: skip
 _PROVIDER: tuple[str, ...] = (
     "status", "default_tokens", "backpressure_threshold", "backpressure_delay_seconds", "depth_limit",

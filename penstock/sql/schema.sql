@@ -2873,7 +2873,7 @@ function penstock._billing_tenant(text, uuid)
   returns: uuid
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 83f99496c2ba3947d3306b5f65fa4d39
+  body: sha256 62b43cdbbe5b31b8f990aae6a348c829
   comment: The tenant of a customer, and null for customers of other products. The tenant that the object itself names is bound if neither has another; a contradiction is an error.
 
 function penstock._bind_sheet(uuid, text, text, text, boolean)
@@ -3135,7 +3135,7 @@ function penstock._check_outcome(uuid, text, boolean, text, text, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f866f4168689e67f754697d931e628c5
+  body: sha256 29d8dec6a9eb8268f483bf7f6fdc027b
   comment: Raises an error for an outcome that record_outcome cannot record.
 
 function penstock._check_params(text, jsonb)
@@ -3349,7 +3349,7 @@ function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
   returns: penstock.cost_entries
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1013be33c7d837db21115e7a74728ba7
+  body: sha256 39bd0d8772cd80334a4d514c59809769
   comment: The ledger entry that a correction is for; raises an error if the correction is not valid.
 
 function penstock._cost_of_attempt(penstock.cost_entries, bigint, text, bigint)
@@ -3365,7 +3365,7 @@ function penstock._cost_of_tenant(penstock.cost_entries, uuid)
   returns: penstock.cost_entries
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 615afc3b7d05394dad7e1bf62d042040
+  body: sha256 19f2d1c29f4f43d7840ad84f7d97c08f
   comment: A cost entry of a tenant outside an attempt; rejects a job of another tenant.
 
 function penstock._cost_on_day(uuid, date)
@@ -4030,8 +4030,8 @@ function penstock._is_orphaned(text)
   returns: boolean
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 447998d18fbd6914cb70c97990b07f45
-  comment: Whether a path belongs to a known tenant and has no record.
+  body: sha256 5b06902ab3dd2f974a2f0b8ba606f643
+  comment: Whether a path belongs to a tenant of this cell and has no record.
 
 function penstock._is_own_host(penstock.endpoints, text)
   arguments: p_endpoint penstock.endpoints, p_host text
@@ -4282,7 +4282,7 @@ function penstock._lock_caller()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4b163eb9b608d5011b2d613c5c846637
+  body: sha256 2d98afa6f6988a8c384ff0a717947760
   comment: Trigger of synced tables: takes the lock of the calling user.
 
 function penstock._lock_changed_leases(text, bigint[], bigint[], jsonb[], integer)
@@ -4338,7 +4338,7 @@ function penstock._lock_leased_artifact(uuid, text, bigint)
   returns: penstock.artifacts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f60a24bfeebc0fd7458f412d2ba02fc7
+  body: sha256 590106da9d2a623e1450a0272379c102
   comment: Locks an artifact and returns it, if this lease still owns it.
 
 function penstock._lock_leased_bulk(bigint, text, bigint)
@@ -4378,7 +4378,7 @@ function penstock._locked_hold(uuid, uuid)
   returns: penstock.holds
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7f03da86c93810aff8a39ca768d70882
+  body: sha256 7069616ba7501700bea093757caec13e
   comment: Locks a hold that a caller reserved, and returns it.
 
 function penstock._locked_job(uuid)
@@ -5314,6 +5314,14 @@ function penstock._require_role(uuid, text[])
   body: sha256 3a6085cfab7ca53cbe1ec63785473c99
   comment: Raises an error unless the caller is the service or a member with one of these roles; of an API key also unless it has the scope that follows from the roles. For roles that may write also while the tenant is suspended.
 
+function penstock._require_tenant(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a327eed94d13d8ed4cf82eca8fbe8ebe
+  comment: Raises an error unless there is such a tenant and it may be changed here. For functions of the service.
+
 function penstock._required_bulk_type(text)
   arguments: p_type text
   returns: jsonb
@@ -5601,8 +5609,8 @@ function penstock._shared_key(text)
   returns: text[]
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7c6b1e136d9971cf7699a2c814c24a9a
-  comment: The key of a table with facts that all cells share; null: not such a table.
+  body: sha256 c4b705d8fadb63ed323d2946c76f6b6a
+  comment: The key of a table with facts or secrets that all cells share; null: not such a table.
 
 function penstock._shared_rows(text)
   arguments: p_table text
@@ -6066,7 +6074,7 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 816d1bf81857efa9b171fd6f5cf0ed30
+  body: sha256 1c737ca385e2e88a381e30d2ca50a023
   comment: Raises a tenant's limit of a meter: an override until p_expires_on (inclusive), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
@@ -6293,7 +6301,7 @@ function penstock.bind_customer(uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1070f41f1b88fc849c9d56e8fba0e713
+  body: sha256 5bd4b9d17e106081dfce3d0475745b41
   comment: Binds a customer of Stripe to a tenant and returns the bound one: the first that is bound stays. With null it only returns it.
   grant to service_role: execute
 
@@ -6302,7 +6310,7 @@ function penstock.bind_sheet(uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fc4fa8de1c5e312455f65342956e51dd
+  body: sha256 2fcff46b5f93e4903b7268e518892187
   comment: Binds a Google account, and with the option sheet a spreadsheet, to the tenant that uses them first. Raises an error for every other tenant. Accounts in the setting shared_sheet_accounts serve all tenants. Options: sheet, label (e-mail address of the account), is_new (false: only check the sheet).
   grant to service_role: execute
 
@@ -6661,7 +6669,7 @@ function penstock.due_artifacts(integer)
   returns: TABLE(id uuid, paths text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5a34a7f7e1e7308e4bf624967aaf8fec
+  body: sha256 8bafcb93619eae6b180c39061826400d
   comment: Files to remove from storage: deleted files, files abandoned for an hour, and uploads older than retention_days that no app keeps. Locks the rows: remove the files and call forget_artifacts in the same transaction.
   grant to service_role: execute
 
@@ -6993,10 +7001,10 @@ function penstock.is_admin()
 function penstock.is_member(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member,viewer}'::text[]
   returns: boolean
-  attributes: sql, stable, security definer, parallel unsafe
+  attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 071344b741423ef98b70ec3067fc4af6
-  comment: Whether the caller is the service, or a member of the tenant with one of these roles.
+  body: sha256 8cb3b0b0c60f2d086c035f678de21c07
+  comment: Whether the caller is the service, or a member of the tenant with one of these roles. For roles that may write it raises an error while the tenant is suspended.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -7034,7 +7042,7 @@ function penstock.keep_artifact(uuid, text, timestamp with time zone)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c55fea5a98ee23fd8ae1268b9bf778af
+  body: sha256 312c63c942336f49a104e2a8c4579fd9
   comment: Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: until a time, or without end. Call unkeep_artifact when the subject is deleted.
   grant to service_role: execute
 
@@ -7262,7 +7270,7 @@ function penstock.notify(uuid, text, text, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7ea5fabfa158075683afa05d0859573f
+  body: sha256 4ee3144bc37d9ff1d3319a21e5860eca
   comment: Queues a message for each target of the tenant that wants alerts, and returns their number. Options: key (the same key queues once per target), details.
   grant to service_role: execute
 
@@ -7605,7 +7613,7 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 89457e19f6638881a26f9eb028bb14d6
+  body: sha256 6f0461c87f546e6bef50b24f2ec32bbc
   comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
   grant to service_role: execute
 
@@ -7614,7 +7622,7 @@ function penstock.refund_usage(uuid, jsonb, text)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f93cec732d66bd15039d7ec2f2669f9f
+  body: sha256 e5151c149bffe2147408d8517a3b4ccd
   comment: Gives usage of the current period back to a tenant, at most what is used, and returns what was given back. The earlier usage events stay on record.
   grant to service_role: execute
 
@@ -7800,7 +7808,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a871d49f70078fa1eeab64f384bbb0e4
+  body: sha256 f06c497d0af797b7c85d5ecc13ae3d09
   comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
@@ -7809,7 +7817,7 @@ function penstock.reset_quota(uuid, text, text)
   returns: numeric
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2fb36991f7eaa5b71e31fe6ed19d1273
+  body: sha256 6b0c4a201d51ad53be7a69c5554f1477
   comment: Resets a tenant's usage of a meter to 0 and returns the usage so far. Reservations stay.
   grant to service_role: execute
 
@@ -7990,7 +7998,7 @@ function penstock.set_limit(uuid, text, numeric, boolean)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 48461c19ee234a022281cd85c4a4fe67
+  body: sha256 07336c22fb2515d1ce05ba738265184c
   comment: Sets a tenant's own limit of a meter, in place of the plan's (null: unlimited); p_is_own = false removes it. A limit below the current usage stops new work.
   grant to service_role: execute
 
@@ -8111,7 +8119,7 @@ function penstock.set_tenant_plan(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 595e4477730bacfca1d97f70904d6cbe
+  body: sha256 f7bb2e64dd01f65915661be4017e1f40
   comment: Puts a tenant on a plan and gives it the plan's weight. The plan unlimited has no limits and keeps the weight. Usage of the period stays.
   grant to service_role: execute
 
@@ -8120,7 +8128,7 @@ function penstock.set_tenant_weight(uuid, double precision)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ba3a20daece97dd0589d8d770db21bcd
+  body: sha256 064428d131a3307565adb0380ad6494c
   comment: Changes a tenant's share of every lane, for tasks queued from now on.
   grant to service_role: execute
 
@@ -8394,7 +8402,7 @@ function penstock.unkeep_artifact(uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fbfe0065a646f22fa462d70d85323d36
+  body: sha256 b8bb5e301f10e09a2ac7970354a5cd9f
   comment: Ends the keeping of a file: it goes with its job, or retention_days after it was stored. Returns false if no app keeps it.
   grant to service_role: execute
 

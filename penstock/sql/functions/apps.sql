@@ -48,13 +48,20 @@ comment on function penstock.my_tenant() is
 
 create or replace function penstock.is_member(
   p_tenant_id uuid, p_roles text[] default '{owner,admin,member,viewer}')
-returns boolean language sql stable security definer set search_path = penstock, pg_temp as $$
-  select _is_service() or exists (
+returns boolean language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+begin
+  -- Policies ask for these roles before a write, which must not be lost in a cell that the tenant leaves.
+  if _scope_for(p_roles) <> 'read' then
+    perform _require_active(p_tenant_id);
+  end if;
+  return _is_service() or exists (
     select from members where tenant_id = p_tenant_id and user_id = auth.uid() and role = any (p_roles))
-    and _has_scope(auth.uid(), _scope_for(p_roles))
+    and _has_scope(auth.uid(), _scope_for(p_roles));
+end
 $$;
 comment on function penstock.is_member(uuid, text[]) is
-  'Whether the caller is the service, or a member of the tenant with one of these roles.';
+  'Whether the caller is the service, or a member of the tenant with one of these roles. For roles that may '
+  'write it raises an error while the tenant is suspended.';
 
 create or replace function penstock.require_member(
   p_tenant_id uuid, p_roles text[] default '{owner,admin,member}')

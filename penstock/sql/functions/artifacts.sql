@@ -263,6 +263,7 @@ begin
   if not found then
     perform _refuse(404, 'unknown_artifact', 'there is no such artifact');
   end if;
+  perform _require_active(v_artifact.tenant_id);
   -- Only the service itself finishes an upload, never a worker.
   if v_artifact.lease is distinct from v_lease or v_artifact.status = 'deleted'
      or v_artifact.task_id is null and p_worker_id is not null then
@@ -364,6 +365,7 @@ begin
   if not found then
     perform _refuse(404, 'unknown_artifact', 'there is no such artifact');
   end if;
+  perform _require_active(v_artifact.tenant_id);
   if v_artifact.status <> 'stored' then
     perform _refuse(409, 'not_stored', 'only a stored file can be kept: this one is still being written',
       jsonb_build_object('artifact_id', p_artifact_id));
@@ -389,6 +391,7 @@ begin
   if v_artifact.subject is null then
     return false;
   end if;
+  perform _require_active(v_artifact.tenant_id);
   update artifacts set subject = null, kept_until = null where id = p_artifact_id;
   perform _audit(v_artifact.tenant_id, 'artifact.unkept', v_artifact.job_id, 'artifact:' || p_artifact_id,
     jsonb_build_object('for', v_artifact.subject));
@@ -405,22 +408,24 @@ language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
   v_cutoff timestamptz := v_now - make_interval(days => (_setting('retention_days'))::integer);
+  -- The other cell decides about their files: all cells share one storage.
+  v_moved uuid[] := _suspended_tenants();
 begin
   -- The rows stay locked until the caller has removed the files and called forget_artifacts.
   return query select a.id, array_remove(array[a.path, a.incoming], null) from artifacts a
     where a.id = any (array(
     -- The record of an upload stays until its URL has expired, so that a late upload is removed too.
-    (select x.id from artifacts x where x.status <> 'stored'
+    (select x.id from artifacts x where x.status <> 'stored' and x.tenant_id <> all (v_moved)
       and (x.status = 'deleted' and x.incoming is null or x.begun_at < v_now - interval '1 hour')
       and (x.status = 'deleted' or x.task_id is null or not exists (
         select from leases l where l.task_id = x.task_id and l.lease = x.lease and l.expires_at > v_now))
       order by x.begun_at limit p_limit)
     union all
     (select x.id from artifacts x where x.job_id is null and x.status = 'stored' and x.subject is null
-      and x.stored_at < v_cutoff order by x.stored_at limit p_limit)
+      and x.stored_at < v_cutoff and x.tenant_id <> all (v_moved) order by x.stored_at limit p_limit)
     union all
     (select x.id from artifacts x where x.subject is not null and x.kept_until < v_now
-      and x.job_id is null and x.status = 'stored' and x.stored_at < v_cutoff
+      and x.job_id is null and x.status = 'stored' and x.stored_at < v_cutoff and x.tenant_id <> all (v_moved)
       order by x.kept_until limit p_limit)))
     -- Checked again under the lock, because a file may have been started again.
     and (a.status = 'deleted' and a.incoming is null or a.status <> 'stored'
@@ -471,10 +476,12 @@ comment on function penstock.orphaned_artifacts(text[]) is
 
 create or replace function penstock._is_orphaned(p_path text)
 returns boolean language sql volatile set search_path = penstock, pg_temp as $$
-  -- Paths of another form, or of an unknown tenant, may belong to other software.
+  -- Paths of another form, or of an unknown tenant, may belong to other software. All cells share one
+  -- storage, so the files of a tenant that has moved have their records in the other cell.
   select case when p_path ~ ('^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/'
       || '([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|uploads|incoming)/') then
-    exists (select from tenants where id = split_part(p_path, '/', 1)::uuid)
+    exists (
+      select from tenants where id = split_part(p_path, '/', 1)::uuid and suspended is distinct from 'frozen')
     and not exists (
       select from artifacts where tenant_id = split_part(p_path, '/', 1)::uuid and path = p_path)
     and not exists (
@@ -483,7 +490,7 @@ returns boolean language sql volatile set search_path = penstock, pg_temp as $$
     else false end
 $$;
 comment on function penstock._is_orphaned(text) is
-  'Whether a path belongs to a known tenant and has no record.';
+  'Whether a path belongs to a tenant of this cell and has no record.';
 
 create or replace function penstock._has_base64_file(p_document jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$

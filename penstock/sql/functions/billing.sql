@@ -36,9 +36,7 @@ returns text language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_bound text;
 begin
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   insert into billing_accounts (tenant_id, created_at) values (p_tenant_id, _now())
   on conflict (tenant_id) do nothing;
   select customer_id into v_bound from billing_accounts where tenant_id = p_tenant_id for update;
@@ -63,7 +61,9 @@ declare
   v_bound uuid;
 begin
   select tenant_id into v_bound from billing_accounts where customer_id = p_customer_id;
-  if v_bound is null and exists (select from tenants where id = p_tenant_id) then
+  -- A tenant that has moved left its row behind: its customer is that of the other cell now.
+  if v_bound is null and exists (
+    select from tenants where id = p_tenant_id and suspended is distinct from 'frozen') then
     if bind_customer(p_tenant_id, p_customer_id) = p_customer_id then
       return p_tenant_id;
     end if;
@@ -74,6 +74,7 @@ begin
       format('customer %s and tenant %s do not belong together', left(p_customer_id, 100), p_tenant_id),
       jsonb_build_object('customer_id', p_customer_id));
   end if;
+  perform _require_active(v_bound);
   return v_bound;
 end
 $$;

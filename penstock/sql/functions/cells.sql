@@ -236,10 +236,12 @@ returns text[] language sql immutable set search_path = penstock, pg_temp as $$
     when 'prompts' then '{name,version}' when 'provider_keys' then '{tenant_id,provider}'
     when 'meters' then '{name}' when 'plans' then '{name}' when 'kinds' then '{name}'
     when 'job_types' then '{name}' when 'job_params' then '{name}' when 'gates' then '{name}'
+    -- So that the link of a file opens wherever its tenant is.
+    when 'link_secrets' then '{id}'
     end)::text[]
 $$;
 comment on function penstock._shared_key(text) is
-  'The key of a table with facts that all cells share; null: not such a table.';
+  'The key of a table with facts or secrets that all cells share; null: not such a table.';
 
 create or replace function penstock._shared_rows(p_table text)
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$

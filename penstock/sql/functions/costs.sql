@@ -234,6 +234,7 @@ begin
   if not found or v_line.tenant_id <> coalesce(p_tenant_id, v_line.tenant_id) then
     perform _refuse(404, 'unknown_cost', format('there is no ledger entry %s', p_correction.corrects));
   end if;
+  perform _require_active(v_line.tenant_id);
   -- Serializes the corrections of one entry. Of 256 locks, which _correct_estimates takes all.
   perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || v_line.id % 256, 0));
   if p_currency <> v_line.currency then
@@ -323,9 +324,7 @@ returns penstock.cost_entries language plpgsql stable set search_path = penstock
 declare
   v_entry cost_entries := p_entry;
 begin
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   if v_entry.job_id is not null
      and not exists (select from jobs where id = v_entry.job_id and tenant_id = p_tenant_id) then
     perform _refuse(404, 'unknown_job', 'there is no such job');

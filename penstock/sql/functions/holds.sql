@@ -48,9 +48,7 @@ begin
     end if;
     return v_hold.id;
   end if;
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   -- Also meters without a limit, so that all accounts are locked in order.
   for v_limit in
     select k as meter, l.amount, l.mode, (_period(k, v_now)).starts as period, l.resets_at
@@ -148,6 +146,7 @@ begin
     perform _refuse(409, 'hold_of_lease', 'this hold belongs to a lease and ends with it',
       jsonb_build_object('task_id', v_hold.task_id));
   end if;
+  perform _require_active(v_hold.tenant_id);
   return v_hold;
 end
 $$;

@@ -18,6 +18,18 @@ $$;
 comment on function penstock._require_active(uuid) is
   'Raises an error while a tenant is suspended: nothing may change in a database that the tenant leaves.';
 
+create or replace function penstock._require_tenant(p_tenant_id uuid)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not exists (select from tenants where id = p_tenant_id) then
+    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  end if;
+  perform _require_active(p_tenant_id);
+end
+$$;
+comment on function penstock._require_tenant(uuid) is
+  'Raises an error unless there is such a tenant and it may be changed here. For functions of the service.';
+
 create or replace function penstock._suspended_tenants()
 returns uuid[] language sql stable set search_path = penstock, pg_temp as $$
   select array(select t.id from tenants t where t.suspended is not null)

@@ -189,9 +189,7 @@ returns integer language plpgsql security definer set search_path = penstock, pg
 begin
   perform _check_clean(p_subject, 'p_subject', 'invalid_notification');
   perform _check_fields(p_options, array['key', 'details'], 'notification');
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   if coalesce(p_subject, '') = '' or coalesce(p_body, '') = '' then
     perform _refuse(422, 'invalid_notification', 'subject and body must not be empty');
   end if;
@@ -325,9 +323,7 @@ begin
     and (coalesce(length(p_code), 0) not between 1 and 100 or coalesce(p_message, '') = '') then
     perform _refuse(422, 'invalid_outcome', 'a failure needs a code of 1 to 100 characters and a message');
   end if;
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
 end
 $$;
 comment on function penstock._check_outcome(uuid, text, boolean, text, text, jsonb) is

@@ -245,13 +245,11 @@ begin
     perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)), '{}',
       'The plan unlimited has no limits.');
   end if;
+  perform _require_tenant(p_tenant_id);
   update tenants set plan = p_plan, weight = case when p_plan = 'unlimited' then weight
       else (select weight from plans where name = p_plan) end,
     plan_since = _now(), plan_until = null, plan_after = null
   where id = p_tenant_id;
-  if not found then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
   perform _audit(p_tenant_id, 'tenant.plan_set', null, 'tenant:' || p_tenant_id,
     jsonb_build_object('plan', p_plan));
   perform _wake_waiting(array[p_tenant_id]);
@@ -266,9 +264,7 @@ create or replace function penstock.set_limit(p_tenant_id uuid, p_meter text, p_
   p_is_own boolean default true)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   if not exists (select from meters where name = p_meter) then
     perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
       '{"field": "p_meter"}');
@@ -301,9 +297,7 @@ declare
   v_id uuid;
 begin
   perform _check_clean(p_key, 'p_key', 'invalid_allowance');
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   if not exists (select from meters where name = p_meter) then
     perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
       '{"field": "p_meter"}');
@@ -352,9 +346,7 @@ begin
     perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
       '{"field": "p_meter"}');
   end if;
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   v_account := _lock_account(p_tenant_id, null, p_meter, v_period, true);
   if v_account.used <> 0 then
     -- A negative usage event, so that the earlier events stay on record.

@@ -72,9 +72,7 @@ declare
 begin
   perform _check_fields(p_options, array['sheet', 'label', 'is_new'], 'binding');
   perform _check_name(p_account, 'p_account', 'invalid_account');
-  if not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  perform _require_tenant(p_tenant_id);
   if v_sheet is not null then
     perform _check_name(v_sheet, 'sheet', 'invalid_spreadsheet');
   end if;

@@ -24,6 +24,7 @@ begin
   -- for each other. The service changes rows of several owners and takes their locks row by row: a function
   -- of the service that changes rows of one owner calls lock_owner first.
   if auth.uid() is not null then
+    perform _require_active(p.tenant_id) from profiles p where p.user_id = auth.uid();
     perform lock_owner(auth.uid());
   end if;
   return null;

@@ -204,10 +204,8 @@ begin
     perform _refuse(422, 'invalid_weight',
       format('weight must be greater than 0 and at most 1000 (got %s)', coalesce(p_weight::text, 'null')));
   end if;
+  perform _require_tenant(p_tenant_id);
   update tenants set weight = p_weight where id = p_tenant_id;
-  if not found then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
   perform _audit(p_tenant_id, 'tenant.weight_set', null, 'tenant:' || p_tenant_id,
     jsonb_build_object('weight', p_weight));
 end

@@ -293,9 +293,7 @@ begin
   perform _check_clean(p_options ->> 'key', 'key', 'invalid_key');
   perform _check_units(p_units, 'p_units');
   if p_task_id is null then
-    if not exists (select from tenants where id = p_tenant_id) then
-      perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-    end if;
+    perform _require_tenant(p_tenant_id);
     if coalesce(length(p_action), 0) not between 1 and 200 then
       perform _refuse(422, 'invalid_action',
         format('p_action must have 1 to 200 characters (got %s)', coalesce(length(p_action), 0)),
@@ -340,9 +338,8 @@ begin
   perform _check_units(p_units, 'p_units');
   if coalesce(length(p_action), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_action', 'p_action must have 1 to 200 characters', '{"field": "p_action"}');
-  elsif not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
+  perform _require_tenant(p_tenant_id);
   for v_unit in
     select u.key as meter, u.value::numeric as amount from jsonb_each(p_units) as u order by u.key
   loop
