@@ -23,6 +23,7 @@ from penstock.api.pages import LARGEST
 from penstock.api.routes import Route, identify, router, with_body
 from penstock.contract import artifacts, task_uploads
 from penstock.errors import Forbidden, Unauthenticated
+from penstock.postgres import db
 
 TaskId = Annotated[int, Path(ge=1, le=LARGEST, description="Task id, from `claim_tasks`.")]
 
@@ -146,8 +147,12 @@ async def finish_task_upload(
     callers: Callers = request.app.state.callers
     as_worker = partial(callers.acting, request.state.caller)
     holder: dict[str, Any] = {"worker_id": sent.worker_id, "lease": sent.lease}
-    async with as_worker() as conn:
-        taken = await task_uploads.take(conn, task_id=task_id, artifact_id=artifact_id, **holder)
+
+    async def take() -> db.Row:
+        async with as_worker() as conn:
+            return await task_uploads.take(conn, task_id=task_id, artifact_id=artifact_id, **holder)
+
+    taken = await take()
     if not taken["is_stored"]:
         await artifacts.finish_upload(
             as_worker,
@@ -157,6 +162,8 @@ async def finish_task_upload(
             worker_id=sent.worker_id,
             type=sent.type,
             metadata=sent.metadata,
+            # Another worker may have stored its own file at the same path while this one was copied.
+            confirm=take,
         )
     async with as_worker(read_only=True) as conn:
         found = await artifacts.get(conn, artifact_id=artifact_id)

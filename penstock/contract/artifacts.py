@@ -22,7 +22,7 @@ from uuid import UUID
 from penstock.contract import filters
 from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, Unavailable
 from penstock.postgres import db
-from penstock.storage import containers, content
+from penstock.storage import chunks, containers, content
 from penstock.storage.objects import HOUR, Storage, Stored
 from penstock.types import OUTPUT as OUTPUT
 from penstock.types import Artifact, KeptArtifact, referred
@@ -105,7 +105,7 @@ async def save(
     A file of the same name is replaced. Raises LeaseLost if the lease is lost, Limited if the tenant's quota
     is used up.
     """
-    head, data = await _peek(_chunks(data) if isinstance(data, Path) else data)
+    head, data = await chunks.peek(_chunks(data) if isinstance(data, Path) else data)
     kind = content.check(content_type, head)
     name = content.clean_name(name)
     [begun] = await db.call(
@@ -182,22 +182,6 @@ async def _dropped_on_error(acting: Acting, holder: dict[str, Any]) -> AsyncGene
             async with acting() as conn:
                 await db.call(conn, "drop_artifact", **holder)
         raise
-
-
-async def _peek(data: bytes | AsyncIterable[bytes]) -> tuple[bytes, bytes | AsyncIterable[bytes]]:
-    """The first bytes, and the whole data including them."""
-    if isinstance(data, bytes):
-        return data[: content.HEAD_BYTES], data
-    chunks, head = aiter(data), b""
-    while len(head) < content.HEAD_BYTES and (chunk := await anext(chunks, None)) is not None:
-        head += chunk
-
-    async def whole() -> AsyncGenerator[bytes]:
-        yield head
-        async for chunk in chunks:
-            yield chunk
-
-    return head[: content.HEAD_BYTES], whole()
 
 
 # Outputs that are too large for the database
@@ -315,12 +299,14 @@ async def upload_key(database: db.Database, *, artifact_id: UUID) -> str | None:
 async def finish_upload(
     service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row, finish: Finish | None = None,
     worker_id: str | None = None, type: str | None = None, metadata: Mapping[str, Any] | None = None,
+    confirm: Callable[[], Awaitable[object]] | None = None,
 ) -> Stored:  # fmt: skip
     """Check an uploaded file and copy it to its final path. Only the service may mark a file as stored.
 
     The client can write to the upload path for as long as its URL is valid. So the checked bytes are copied
     to a path that the client cannot write to. `finish` makes the app's own writes in the transaction that
-    marks the file as stored: either both are committed, or neither. A task's file names its `worker_id`.
+    marks the file as stored: either both are committed, or neither. A task's file names its `worker_id`;
+    `confirm` raises if the worker has lost its lease meanwhile, before the copy replaces anything.
     """
     try:
         uploaded = await storage.get(taken["incoming"])
@@ -330,7 +316,9 @@ async def finish_upload(
         ) from None
     holder = {"p_artifact_id": artifact_id, "p_worker_id": worker_id, "p_lease": taken["lease"]}
     async with _dropped_on_error(service, holder):
-        head, data = await _peek(uploaded.chunks)
+        head, data = await chunks.peek(
+            uploaded.chunks if confirm is None else chunks.confirmed(uploaded.chunks, confirm)
+        )
         kind = content.check(taken["content_type"], head)
         headers = content.headers(kind, taken["name"])
         stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)

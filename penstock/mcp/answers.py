@@ -46,12 +46,15 @@ def _marked(value: Any, characters: int, items: int, depth: int) -> Any:
         case str():
             return value if _NAME.fullmatch(value) else {"untrusted": _cut(value, characters)}
         case dict():
-            pairs = cast("dict[str, Any]", value).items()
+            pairs = cast("dict[str, Any]", value)
+            if not all(_NAME.fullmatch(name) for name in pairs):
+                # No field of the API: names that others chose, such as the columns of a sheet.
+                return {"untrusted": _plain(pairs, characters, items, depth + 1)}
             return {
                 name: {"untrusted": _plain(item, characters, items, depth + 1)}
                 if name in WRITTEN and item not in (None, {}, [])
                 else _marked(item, characters, items, depth + 1)
-                for name, item in pairs
+                for name, item in pairs.items()
             }
         case list():
             every = cast("list[Any]", value)

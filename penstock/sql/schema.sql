@@ -8211,7 +8211,7 @@ function penstock.store_task_chunks(text, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bffa2f0f7a333b71db683a0a09f45696
+  body: sha256 c6b22663c1ee399a9e07e0a5e518a1f7
   comment: Stores chunks of the streams of attempts that the worker runs, [{"job_id", "task_id", "lease", "number" (1 to 10000 within the attempt), "sent" (bytes in earlier chunks, at most 262144), "parts" (texts and objects)}]. Returns how many it stored; it skips those of lost leases, those already stored and those that are too large.
   grant to service_role: execute
 

@@ -120,6 +120,51 @@ def test_stale_worker_changes_nothing(world: World, files: Folder, ann: Person) 
     assert second.finish(again).json()["sha256"] == hashlib.sha256(SOUND).hexdigest()
 
 
+def test_a_lease_lost_during_the_copy_replaces_no_file(
+    world: World, files: Folder, ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1.11/signed-upload: the next worker stores its file at the same path before the first copy ends."""
+    worker = Foreign(world, ann)
+    begun = worker.begin()
+    worker.put(begun)
+    newer = b"ID3\x04 of the second worker"
+
+    def steal() -> None:
+        only = f"where task_id = {worker.task['id']}"
+        world.db.execute(f"update penstock.leases set expires_at = now() - interval '1 hour' {only}")
+        world.db.execute("select penstock.reclaim_stale_tasks()")
+        world.db.execute(f"update penstock.parked set until = now() - interval '1 hour' {only}")
+        world.db.execute("select penstock.upkeep()")
+        [task] = world.db.execute("select id, lease from penstock.claim_tasks('w2', 1, array['speak'])")
+        assert task["id"] == worker.task["id"]
+        query = "select * from penstock.begin_artifact(%s, 'w2', %s, 'a.mp3', 'audio/mpeg')"
+        [record] = world.db.execute(query, [task["id"], task["lease"]])
+        path = files.root / record["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(newer)
+        stored = [record["id"], task["lease"], len(newer), hashlib.sha256(newer).hexdigest()]
+        world.db.execute("select penstock.finish_artifact(%s, 'w2', %s, %s, %s)", stored)
+
+    real = files.get
+
+    async def slow(path: str, *arguments: Any) -> Any:
+        part = await real(path, *arguments)
+
+        async def chunks() -> Any:
+            async for chunk in part.chunks:
+                yield chunk
+            steal()
+
+        return part._replace(chunks=chunks())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "get", slow)
+        refused = worker.finish(begun)
+    assert (refused.status_code, refused.json()["code"]) == (410, "lease_lost")
+    [found] = artifacts_of(world, ann, worker.job)
+    assert world.client.get(found["url"]).content == newer
+
+
 def test_size_and_content_are_checked(world: World, files: Folder, ann: Person) -> None:
     """R1.11/signed-upload: a larger or another file than the announced one is not stored."""
     worker = Foreign(world, ann)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.testing import Clock
@@ -73,6 +74,32 @@ def test_streams_are_bounded(sql: Contract) -> None:
         store(sql, *[chunk(task)] * 1001)
     with sql.refused(422, "invalid_batch"):
         sql.value("store_task_chunks", worker_id="w1", chunks=Jsonb({}))
+
+
+@pytest.mark.parametrize("batch", [1, 40])
+def test_a_worker_that_counts_wrong_cannot_fill_the_database(sql: Contract, batch: int) -> None:
+    """S91: a worker in another language may say that it has sent nothing yet, each time."""
+    sql.start(1)
+    task = sql.claim_one()
+    # Random, so that the database cannot compress it.
+    part = sql.one("select string_agg(md5(n::text), '') from generate_series(1, 1875) as n")
+    count = 0
+    for first in range(1, 41, batch):
+        count += store(sql, *[chunk(task, n, part) for n in range(first, first + batch)])
+    assert 4 <= count <= 9
+    size = sql.one("select sum(pg_column_size(parts)) from penstock.task_chunks")
+    assert size <= 524_288 + 65_536
+
+
+def test_a_long_stream_of_small_parts_is_stored_whole(sql: Contract) -> None:
+    sql.start(1)
+    task = sql.claim_one()
+    sent = 0
+    for number in range(1, 18):
+        parts = ["ab"] * 2900
+        assert store(sql, chunk(task, number, *parts, sent=sent)) == 1
+        sent += len("ab") * 2900 + 3 * 2900
+    assert 240_000 < sent <= 262_144
 
 
 def test_streams_go_with_their_job(sql: Contract, clock: Clock) -> None:

@@ -14,14 +14,21 @@ begin
   insert into task_chunks (slot, tenant_id, job_id, task_id, lease, number, attempt, at, parts)
   select _log_slot(v_now), l.tenant_id, l.job_id, l.task_id, l.lease, x.number, l.failures + l.deaths + 1,
     v_now, x.parts
-  from jsonb_to_recordset(p_chunks) as x(
-    job_id uuid, task_id bigint, lease bigint, number integer, sent bigint, parts jsonb)
+  from (
+    select r.*, octet_length(r.parts::text) as bytes,
+      sum(octet_length(r.parts::text)) over (partition by r.task_id, r.lease order by r.number) as batch_bytes
+    from jsonb_to_recordset(p_chunks) as r(
+      job_id uuid, task_id bigint, lease bigint, number integer, sent bigint, parts jsonb)) as x
   -- Only the worker that holds the lease. The look-up fixes the plan: one index probe per chunk.
   cross join lateral (
     select y.* from leases y where y.task_id = x.task_id and y.job_id = x.job_id and y.lease = x.lease
       and y.worker_id = p_worker_id offset 0) as l
   where x.number between 1 and 10000 and jsonb_typeof(x.parts) = 'array'
-    and coalesce(x.sent, 0) between 0 and 262144 and octet_length(x.parts::text) <= 65536
+    and coalesce(x.sent, 0) between 0 and 262144 and x.bytes <= 65536
+    -- Also of a worker that counts wrong. Twice as much, because small parts take more room here.
+    and (x.number <= 4 or 524288 >= x.batch_bytes + (
+      select coalesce(sum(pg_column_size(c.parts)), 0) from task_chunks c
+      where c.job_id = x.job_id and c.task_id = x.task_id and c.lease = x.lease))
   on conflict do nothing;
   get diagnostics v_count = row_count;
   return v_count;
