@@ -61,6 +61,10 @@ class Load:
     """One file in this many goes through the whole pipeline."""
     largest: int = 2_000_000
     """Bytes of a file; the smallest has 100,000."""
+    small_share: float = 0
+    """The share of files with 2,000 to 100,000 bytes instead."""
+    requests: int | None = None
+    """How many requests of all users may be open at the same time; None: any number."""
 
 
 @dataclass
@@ -75,6 +79,8 @@ class Seen:
     """Files over the quota that were refused."""
     admitted: int = 0
     """Files over the quota that were not."""
+    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(100_000))
+    """Open requests."""
 
 
 class Process:
@@ -199,7 +205,7 @@ def run(load: Load) -> list[Figure]:
                     (counts,),
                 )
             ]
-        seen = Seen()
+        seen = Seen(turns=asyncio.Semaphore(load.requests or 100_000))
         began = time.monotonic()
         asyncio.run(_run(made, keys, counts, seen, load))
         took = time.monotonic() - began
@@ -244,7 +250,8 @@ async def _user(
     for each in range(files):
         if time.monotonic() > deadline:
             return
-        size = chance.randint(100_000, load.largest)
+        is_small = chance.random() < load.small_share
+        size = chance.randint(2_000, 100_000) if is_small else chance.randint(100_000, load.largest)
         is_real = (number + each) % load.real_share == 0
         data = document(f"{number}-{each}", size, is_real=is_real)
         await _upload(client, headers, data, f"{number}-{each}", seen, deadline + 90)
@@ -299,7 +306,8 @@ async def _upload_over_quota(
     body = {"action": "begin", "name": "over.pdf", "content_type": "application/pdf", "bytes": 100}
     while time.monotonic() < give_up:
         try:
-            answer = await client.post(FUNCTION, json=body, headers=headers)
+            async with seen.turns:
+                answer = await client.post(FUNCTION, json=body, headers=headers)
         except httpx.HTTPError:
             await asyncio.sleep(random.uniform(0.1, 1))
             continue
@@ -314,9 +322,11 @@ async def _upload_over_quota(
 
 async def _timed(seen: Seen, name: str, request: Any) -> dict[str, Any] | None:
     """The answer, or None if the request has to be repeated."""
-    began = time.monotonic()
     try:
-        answer = await request
+        async with seen.turns:
+            began = time.monotonic()
+            answer = await request
+            seconds = time.monotonic() - began
     except httpx.HTTPError as error:
         seen.responses[f"{name} {type(error).__name__}"] += 1
         await asyncio.sleep(random.uniform(0.1, 1))
@@ -325,7 +335,7 @@ async def _timed(seen: Seen, name: str, request: Any) -> dict[str, Any] | None:
     if not answer.is_success:
         await asyncio.sleep(random.uniform(0.1, 1))
         return None
-    seen.seconds[name].append(time.monotonic() - began)
+    seen.seconds[name].append(seconds)
     return answer.json() if answer.content else {}
 
 
@@ -418,7 +428,9 @@ def _check(connection: psycopg.Connection, seen: Seen, home: Path) -> dict[str, 
 
 
 QUIET = Load()
-FAULTY = Load(files=11, kill_every=5, seconds=440, end_seconds=100, real_share=40)
+FAULTY = Load(
+    files=10, kill_every=5, seconds=2400, end_seconds=300, real_share=40, small_share=0.9, requests=64
+)
 
 
 def measure() -> list[Figure]:
