@@ -24,9 +24,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,17 +286,23 @@ def document(name: str, size: int, *, is_real: bool) -> bytes:
 async def _upload(
     client: httpx.AsyncClient, headers: dict[str, str], data: bytes, key: str, seen: Seen, give_up: float
 ) -> None:
-    """Repeat the three requests until finish is acknowledged."""
+    """Repeat each of the three requests until it succeeds. A URL that is no longer good is asked for again."""
     body = {"action": "begin", "name": f"{key}.pdf", "content_type": "application/pdf", "bytes": len(data),
             "idempotency_key": key}  # fmt: skip
     while time.monotonic() < give_up:
-        begun = await _timed(seen, "begin", client.post(FUNCTION, json=body, headers=headers))
-        if begun is None:
-            continue
-        if "url" in begun and await _timed(seen, "PUT", client.put(begun["url"], content=data)) is None:
+        begun = await _timed(
+            seen, "begin", give_up, partial(client.post, FUNCTION, json=body, headers=headers)
+        )
+        if not begun or (
+            "url" in begun
+            and not await _timed(seen, "PUT", give_up, partial(client.put, begun["url"], content=data))
+        ):
+            await asyncio.sleep(random.uniform(0.1, 1))
             continue
         finish = {"action": "finish", "shell_file_id": begun["shell_file_id"]}
-        if await _timed(seen, "finish", client.post(FUNCTION, json=finish, headers=headers)) is not None:
+        if await _timed(
+            seen, "finish", give_up, partial(client.post, FUNCTION, json=finish, headers=headers)
+        ):
             seen.acknowledged[begun["shell_file_id"]] = hashlib.sha256(data).hexdigest()
             return
 
@@ -320,23 +327,40 @@ async def _upload_over_quota(
         await asyncio.sleep(random.uniform(0.1, 1))
 
 
-async def _timed(seen: Seen, name: str, request: Any) -> dict[str, Any] | None:
-    """The answer, or None if the request has to be repeated."""
-    try:
+async def _timed(
+    seen: Seen, name: str, give_up: float, request: Callable[[], Awaitable[httpx.Response]]
+) -> dict[str, Any]:
+    """Repeat a request until it succeeds; its answer. Nothing if it is refused, or the time is over."""
+    while time.monotonic() < give_up:
         async with seen.turns:
-            began = time.monotonic()
-            answer = await request
-            seconds = time.monotonic() - began
-    except httpx.HTTPError as error:
-        seen.responses[f"{name} {type(error).__name__}"] += 1
+            answer, seconds = await _answer(seen, name, give_up, request)
+        if answer is not None:
+            seen.responses[f"{name} {answer.status_code}"] += 1
+            if answer.is_success:
+                seen.seconds[name].append(seconds)
+                return {"is_done": True, **(answer.json() if answer.content else {})}
+            if answer.status_code < 500 and answer.status_code != 429:
+                return {}
         await asyncio.sleep(random.uniform(0.1, 1))
-        return None
-    seen.responses[f"{name} {answer.status_code}"] += 1
-    if not answer.is_success:
-        await asyncio.sleep(random.uniform(0.1, 1))
-        return None
-    seen.seconds[name].append(seconds)
-    return answer.json() if answer.content else {}
+    return {}
+
+
+async def _answer(
+    seen: Seen, name: str, give_up: float, request: Callable[[], Awaitable[httpx.Response]]
+) -> tuple[httpx.Response | None, float]:
+    """The answer and its time. While nobody listens, keeps its turn and tries again."""
+    while time.monotonic() < give_up:
+        began = time.monotonic()
+        try:
+            answer = await request()
+        except httpx.HTTPError as error:
+            seen.responses[f"{name} {type(error).__name__}"] += 1
+            if not isinstance(error, httpx.ConnectError):
+                break
+            await asyncio.sleep(random.uniform(0.1, 1))
+        else:
+            return answer, time.monotonic() - began
+    return None, 0
 
 
 # The check
@@ -429,7 +453,7 @@ def _check(connection: psycopg.Connection, seen: Seen, home: Path) -> dict[str, 
 
 QUIET = Load()
 FAULTY = Load(
-    files=10, kill_every=5, seconds=2400, end_seconds=300, real_share=40, small_share=0.9, requests=64
+    files=10, kill_every=5, seconds=1500, end_seconds=300, real_share=40, small_share=0.9, requests=64
 )
 
 

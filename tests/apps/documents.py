@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import random
 import zlib
@@ -260,6 +261,25 @@ def uneven(text: str, seed: int = 0) -> bytes:
 def fax(image: Image.Image) -> Image.Image:
     """Black and white, without greys."""
     return image.convert("L").point([255 * (value > 140) for value in range(256)]).convert("RGB")
+
+
+def stamped(document: bytes, text: str) -> bytes:
+    """The same pages as images, with a line of real text at their top, as a fax server adds it."""
+    opened: Any = pypdfium2.PdfDocument(scanned(document))
+    raw: Any = pypdfium2.raw
+    characters = (ctypes.c_ushort * (len(text) + 1))(*map(ord, text), 0)
+    try:
+        for page in opened:
+            line = raw.FPDFPageObj_NewTextObj(opened.raw, b"Helvetica", 8)
+            raw.FPDFText_SetText(line, characters)
+            raw.FPDFPageObj_Transform(line, 1, 0, 0, 1, 40, page.get_height() - 20)
+            raw.FPDFPage_InsertObject(page.raw, line)
+            page.gen_content()
+        target = io.BytesIO()
+        opened.save(target)
+        return target.getvalue()
+    finally:
+        opened.close()
 
 
 def scanned(document: bytes, *, dpi: int = 200) -> bytes:

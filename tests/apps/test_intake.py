@@ -100,6 +100,7 @@ async def test_upload_is_processed_from_end_to_end(
 ) -> None:
     """R3.6/pipeline: an acknowledged file is stored, kept, scanned, read, understood, and every write has its line."""
     ann = site.join("ann")
+    site.db.execute("select penstock.add_prompt('intake.pass3', 'Summarize it.', '{\"activate\": true}')")
     data = documents.pages(10)
     file = upload(site, ann, data, estimated_pages=2, idempotency_key="one")
     assert (file["status"], file["patient_id"]) == ("uploaded", str(ann.id)) and file["job_id"]
@@ -115,10 +116,12 @@ async def test_upload_is_processed_from_end_to_end(
     assert hashlib.sha256(stored).hexdigest() == kept["sha256"] == hashlib.sha256(data).hexdigest()
     assert kept["subject"] == f"intake.shell_file:{file['id']}"
     results = site.http.get(
-        f"/rest/v1/shell_file_results?shell_file_id=eq.{file['id']}&select=pass,model,summary,prompt_name",
+        f"/rest/v1/shell_file_results?shell_file_id=eq.{file['id']}&select=pass,model,summary,prompt_name,prompt_version",
         headers=bearer(ann.token),
     ).json()
     assert {row["pass"] for row in results} == {"ocr", "spatial", "pass1", "pass2", "pass3"}
+    prompts = {row["prompt_name"]: row["prompt_version"] for row in results if row["prompt_name"]}
+    assert prompts == {"intake.pass1": 0, "intake.pass2": 0, "intake.pass3": 1}
     facts = {row["pass"]: row["summary"] for row in results}["pass2"]["facts"]
     assert facts and all(place["page"] <= 10 for fact in facts for place in fact["places"])
     _check_pictures(site, ann, file)
@@ -323,6 +326,40 @@ def test_upload_that_never_comes_ends(site: Site, clock: testing.Clock) -> None:
     file = status(site, ann, begun["shell_file_id"])
     assert (file["status"], file["processing_error"]["code"]) == ("rejected", "upload_expired")
     assert used(site, ann.tenant)["pages"] == (0, 0)
+
+
+@pytest.mark.slow
+def test_waiting_files_of_one_tenant_do_not_hold_up_others(site: Site) -> None:
+    """R3.6/guarantee: a tenant without a quota of jobs has more waiting files than one run tries."""
+    ann, bob = site.join("ann"), site.join("bob")
+    for person, files in ((ann, 5), (bob, 1)):
+        site.db.execute("select penstock.set_limit(%s, 'jobs', 0)", [person.tenant])
+        for _ in range(files):
+            assert upload(site, person, documents.pdf("A letter."))["job_id"] is None
+    found = site.db.execute("select tenant_id from intake.waiting_files(2)")
+    assert {row["tenant_id"] for row in found} == {ann.tenant, bob.tenant}
+    assert len(site.db.execute("select * from intake.waiting_files()")) == 6
+
+
+PATIENT_DATA = ("patients", "shell_files", "shell_file_results", "upload_addresses", "usage_warnings")
+
+
+def test_erasing_a_user_erases_the_patient_data(site: Site) -> None:
+    """The maintenance task deletes it after erase_user; data of teams and of other users stays."""
+    site.db.execute("select penstock.set_setting('intake.keep_addresses', 'true')")
+    ann, bob = site.join("ann"), site.join("bob")
+    for person in (ann, bob):
+        site.db.execute("update penstock.tenants set is_personal = true where id = %s", [person.tenant])
+        site.db.execute("select penstock.set_limit(%s, 'files', 1)", [person.tenant])
+        file = upload(site, person, documents.pdf("A letter."))
+        site.db.execute("select intake.store_result(%s, %s, 'ocr', null, '{}')", [person.tenant, file["id"]])
+    # A name alone erases nothing.
+    site.db.execute("update penstock.tenants set name = 'erased' where id = %s", [bob.tenant])
+    site.db.execute("select penstock.erase_user(%s)", [ann.id])
+    site.db.execute("select intake.sweep_files()")
+    for table in PATIENT_DATA:
+        rows = site.db.execute(f"select distinct tenant_id from intake.{table}")
+        assert rows == [{"tenant_id": bob.tenant}], table
 
 
 @pytest.mark.slow

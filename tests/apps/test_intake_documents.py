@@ -238,6 +238,18 @@ def test_ocr_reads_scans(
 
 
 @pytest.mark.slow
+def test_scan_with_a_stamped_line_of_text_is_read_by_ocr(file: Any) -> None:
+    """The text layer has only the stamp; a scan with a whole text layer is not read again."""
+    stamp = "FAX 12 MAR 2025 10:32 FROM +41 44 555 01 23 PAGE 1 OF 1"
+    page = read(file(documents.stamped(documents.pdf(documents.ENGLISH), stamp)))
+    text = layout.text_of(page)
+    assert page["pages"][0]["method"] == "ocr"
+    assert documents.accuracy(text, f"{stamp} {documents.ENGLISH}") > 0.97, text
+    page = read(file(documents.stamped(documents.pdf(documents.ENGLISH), documents.ENGLISH)))
+    assert page["pages"][0]["method"] == "text"
+
+
+@pytest.mark.slow
 def test_lines_of_a_skewed_page_stay_in_order(file: Any) -> None:
     """The boxes are those of the straight page, which its image shows too."""
     text, angle = documents.letter("english", 1, 6), -4
@@ -310,7 +322,7 @@ def _asking(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[TextRequest]
 
 
 async def _ask(form: Any = passes.Facts) -> Any:
-    prompt = passes.prompt("pass2", "1", LINES, {}).text
+    prompt = passes.prompt(passes.QUESTIONS["pass2"], "1", LINES, {})
     schema = passes.schema("pass2", len(LINES))
     return await models.ask(Context.fake(), form, schema, prompt, provider="openai/x", url=None)
 
@@ -335,7 +347,7 @@ async def test_poisoned_document_changes_no_field(monkeypatch: pytest.MonkeyPatc
         assert failed.value.code == "bad_answer"
     invented = passes.Facts(facts=[_fact(name="x", value="you are healthy", lines=[2])])  # pyright: ignore
     assert [fact["is_verified"] for fact in passes.checked_facts(invented, LINES)] == [False]
-    prompt = passes.prompt("pass2", "1", LINES, {}).text
+    prompt = passes.prompt(passes.QUESTIONS["pass2"], "1", LINES, {})
     mark = prompt.rpartition("----- ")[2]
     assert len(mark) == 24 and prompt.count(mark) == 2
 
@@ -345,7 +357,7 @@ async def test_simulator_answers_with_documents_that_fit_the_schema() -> None:
     image = documents.png(Image.new("RGB", (600, 400)))
     async with simulator.serve() as model:
         for name, form in passes.SCHEMAS.items():
-            prompt = passes.prompt(name, "1", LINES, {}).text
+            prompt = passes.prompt(passes.QUESTIONS[name], "1", LINES, {})
             schema = passes.schema(name, len(LINES))
             made = await models.ask(
                 Context.fake(), form, schema, prompt, provider="openai/gpt-4o-mini", url=model.openai_url,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from penstock import testing
+from penstock.apps.intake import duties
 from penstock.apps.intake.app import app
 from tests.api.conftest import api_settings, bearer
 from tests.api.rest.conftest import Node, Person, Site, node
@@ -272,7 +274,11 @@ def test_worker_of_the_seed_runs_with_supabase_js(site: Site, node: Node) -> Non
     assert moved == {"type": "ai_queue_pass1", "beat": True, "moved": True}
 
 
-async def test_duties_do_their_work(site: Site, drain: testing.Drain) -> None:
+async def test_duties_do_their_work(
+    site: Site, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies have every line, however many there are."""
+    monkeypatch.setattr(duties, "_BATCH", 2)
     ann = site.join("ann")
     upload(site, ann, documents.encrypted())
     payload = {"tenant_id": str(ann.tenant), "patient_id": str(ann.id), "subject": "Hello", "days": 0}
@@ -295,7 +301,11 @@ async def test_duties_do_their_work(site: Site, drain: testing.Drain) -> None:
         "consent_verification"
     }
     assert ends["backup_operation"]["job_result"]["files"] == 1
-    assert ends["audit_cleanup"]["job_result"]["lines"] > 3
+    copied = ends["audit_cleanup"]["job_result"]
+    text = await app.storage.read(copied["path"], limit=1 << 20)
+    lines = [json.loads(line)["id"] for line in text.splitlines()]
+    assert len(set(lines)) == len(lines) == copied["lines"] > 3 and lines == sorted(lines)
+    assert copied["digest"] == hashlib.sha256(text).hexdigest()
     kept = "select count(*) as count from penstock.artifacts where subject like 'intake.task:%%'"
     assert site.db.execute(kept) == [{"count": 4}]
 

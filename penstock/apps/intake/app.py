@@ -46,6 +46,12 @@ app = App(
     writable_tables=("system_configuration", "api_rate_limits"),
 )
 
+PROMPTS = {
+    name: app.prompt(f"intake.{name}", question, max_tokens=passes.OUTPUT_TOKENS)
+    for name, question in passes.QUESTIONS.items()
+}
+"""The questions of the passes. Other versions can be activated without a deployment."""
+
 
 class Scanned(BaseModel):
     """The result of the scan."""
@@ -331,21 +337,22 @@ async def _pass(
     shown = lines
     if chosen.redacts:
         shown = {number: {**line, "text": redact_personal(line["text"])} for number, line in lines.items()}
-    asked = passes.prompt(name, str(shell_file_id), shown, before)
+    question = await ctx.aprompt(PROMPTS[name])
     provider = ctx.provider or chosen.model
     answer = await models.ask(
         ctx,
         passes.SCHEMAS[name],
         passes.schema(name, laid.lines),
-        asked.text,
+        passes.prompt(question.render(), str(shell_file_id), shown, before),
         provider=provider,
         url=chosen.url,
         images=images,
+        max_tokens=question.max_tokens or passes.OUTPUT_TOKENS,
     )
     made = answer.model_dump()
     if isinstance(answer, passes.Facts):
         made = {"facts": passes.checked_facts(answer, lines)}
-    return Answered(answer=made, model=provider, prompt_name=asked.name, prompt_version=asked.version)
+    return Answered(answer=made, model=provider, prompt_name=question.name, prompt_version=question.version)
 
 
 async def _lines(laid: Laid) -> dict[int, dict[str, Any]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import hashlib
 import io
 import json
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, LiteralString
 from uuid import UUID
 
 from penstock import Context, Fail
@@ -18,7 +18,7 @@ from penstock.apps.intake.app import SERVICE, app
 from penstock.contract import artifacts
 from penstock.postgres import db
 
-_MOST_LINES = 100_000
+_BATCH = 5000
 
 
 @app.task(kind="notification_delivery", transactional=True, starters=SERVICE)
@@ -67,30 +67,50 @@ from intake.user_usage_tracking where profile_id = %s order by billing_cycle_sta
 async def archive_audit(ctx: Context, days: int = 90, **rest: Any) -> dict[str, Any]:
     """Copy audit lines of the tenant that are older than `days` to storage. Removes nothing."""
     statement = """\
-select to_jsonb(a) from penstock.audit_log a where a.tenant_id = %s
+select a.id, to_jsonb(a) from penstock.audit_log a where a.tenant_id = %s and a.id > %s
   and a.at < penstock.clock() - make_interval(days => %s) order by a.id limit %s"""
-    async with app.connections() as pool:
-        rows = await db.rows(pool, statement, (ctx.tenant_id, days, _MOST_LINES))
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for (line,) in rows).encode()
-    digest = hashlib.sha256(text).hexdigest()
-    saved = await _keep(ctx, "audit.jsonl", text, "application/x-ndjson")
-    return {**saved, "lines": len(rows), "digest": digest}
+    lines = Lines(statement, ctx.tenant_id, 0, days)
+    saved = await _keep(ctx, "audit.jsonl", lines.read(), "application/x-ndjson")
+    return {**saved, "lines": lines.count, "digest": saved["sha256"]}
 
 
 @app.task(kind="backup_operation", timeout="10m", starters=SERVICE)
 async def list_backup(ctx: Context, **rest: Any) -> dict[str, Any]:
     """A list of the tenant's files and results, with path and digest of each original."""
     statement = """\
-select jsonb_build_object('id', f.id, 'name', f.name, 'status', f.status, 'patient_id', f.patient_id,
+select f.id, jsonb_build_object('id', f.id, 'name', f.name, 'status', f.status, 'patient_id', f.patient_id,
     'path', a.path, 'sha256', a.sha256, 'bytes', a.bytes, 'results', (
       select jsonb_object_agg(r.pass, r.summary) from intake.shell_file_results r
       where r.tenant_id = f.tenant_id and r.shell_file_id = f.id))
 from intake.shell_files f left join penstock.artifacts a on a.id = f.artifact_id
-where f.tenant_id = %s order by f.id limit %s"""
-    async with app.connections() as pool:
-        rows = await db.rows(pool, statement, (ctx.tenant_id, _MOST_LINES))
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for (line,) in rows).encode()
-    return {**await _keep(ctx, "backup.jsonl", text, "application/x-ndjson"), "files": len(rows)}
+where f.tenant_id = %s and f.id > %s order by f.id limit %s"""
+    lines = Lines(statement, ctx.tenant_id, UUID(int=0))
+    saved = await _keep(ctx, "backup.jsonl", lines.read(), "application/x-ndjson")
+    return {**saved, "files": lines.count}
+
+
+class Lines:
+    """The rows of a query as lines of JSON, however many they are. The query takes the tenant, the key after
+    which to go on, any other values and a limit, and returns the key and the document of each row."""
+
+    def __init__(self, statement: LiteralString, tenant_id: UUID, after: Any, *values: Any) -> None:
+        self._statement: LiteralString = statement
+        self._tenant_id, self._after, self._values = tenant_id, after, values
+        self.count = 0
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """Read to the end, and count."""
+        self.count = 0
+        after = self._after
+        while True:
+            async with app.connections() as pool:
+                arguments = (self._tenant_id, after, *self._values, _BATCH)
+                rows = await db.rows(pool, self._statement, arguments)
+            if not rows:
+                return
+            after = rows[-1][0]
+            self.count += len(rows)
+            yield "".join(json.dumps(line, ensure_ascii=False) + "\n" for _, line in rows).encode()
 
 
 def _table(rows: list[Any]) -> bytes:
@@ -108,7 +128,7 @@ def _table(rows: list[Any]) -> bytes:
     return made
 
 
-async def _keep(ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:
+async def _keep(ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
     saved = await ctx.asave(name, data, content_type)
     async with app.connections() as pool:
         subject = f"intake.task:{ctx.task_id}"

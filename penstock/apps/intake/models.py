@@ -23,11 +23,12 @@ async def ask(
     provider: str,
     url: str | None,
     images: list[bytes] | None = None,
+    max_tokens: int = passes.OUTPUT_TOKENS,
 ) -> Model:
     """The model's answer as `form`. Reports the usage of each call. A second bad answer fails the task."""
     wanted = TextRequest(
         prompt,
-        passes.OUTPUT_TOKENS,
+        max_tokens,
         system=passes.SYSTEM_PROMPT,
         schema=Schema(form.__name__, schema),
         images=tuple(Image(image) for image in images or ()),

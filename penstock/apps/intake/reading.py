@@ -23,6 +23,10 @@ from penstock.apps.intake.limits import TooMuchWork, limited
 DPI = 200
 LEAST_CHARACTERS = 16
 """A page with fewer characters in its text layer is read by OCR."""
+LEAST_CHARACTERS_OF_SCAN = 300
+"""The same for a page that is mainly an image: a fax server may have stamped a line of text on a scan."""
+_SCAN_COVER = 0.5
+"""Images cover at least this part of a scanned page."""
 POOR_SCORE = 0.80
 SECONDS = 600
 _MEMORY = 3 << 30
@@ -83,8 +87,9 @@ def _in_pixels(box: Sequence[float], size: tuple[int, int]) -> tuple[float, floa
 
 def _read_page(path: str, content_type: str, number: int) -> dict[str, Any]:
     if content_type == "application/pdf":
-        words = _text_layer(path, number)
-        if sum(len(word["text"]) for word in words) >= LEAST_CHARACTERS:
+        words, is_scan = _text_layer(path, number)
+        least = LEAST_CHARACTERS_OF_SCAN if is_scan else LEAST_CHARACTERS
+        if sum(len(word["text"]) for word in words) >= least:
             return {"number": number, "method": "text", "score": 1.0, "rotation": 0, "words": words}
     return {"number": number, "method": "ocr", **_recognize(_render(path, content_type, number, DPI))}
 
@@ -92,7 +97,8 @@ def _read_page(path: str, content_type: str, number: int) -> dict[str, Any]:
 # The text layer
 
 
-def _text_layer(path: str, number: int) -> list[dict[str, Any]]:
+def _text_layer(path: str, number: int) -> tuple[list[dict[str, Any]], bool]:
+    """The words of the text layer, and whether the page is mainly an image."""
     import pypdfium2  # pyright: ignore[reportMissingTypeStubs]
 
     raw: Any = pypdfium2.raw
@@ -124,11 +130,23 @@ def _text_layer(path: str, number: int) -> list[dict[str, Any]]:
             letters.append(letter)
             boxes.append(box)
         end_word()
-        return words
+        return words, _covered_by_images(raw, page) >= _SCAN_COVER
     except pypdfium2.PdfiumError as error:
         raise Fail(f"page {number} cannot be read: {str(error)[:200]}", code="broken_pdf") from None
     finally:
         document.close()
+
+
+def _covered_by_images(raw: Any, page: Any) -> float:
+    """The part of a page that its images cover; a scan may consist of several."""
+    left, bottom, right, top = page.get_bbox()
+    covered = 0.0
+    for item in page.get_objects(filter=(raw.FPDF_PAGEOBJ_IMAGE,)):
+        box = item.get_bounds()
+        width = min(box[2], right) - max(box[0], left)
+        height = min(box[3], top) - max(box[1], bottom)
+        covered += max(0.0, width) * max(0.0, height)
+    return covered / max(1.0, (right - left) * (top - bottom))
 
 
 def _letter(code: int) -> str:

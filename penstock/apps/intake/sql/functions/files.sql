@@ -235,10 +235,15 @@ comment on function intake.note_address(uuid, uuid, text, text) is
 create or replace function intake.waiting_files(p_limit integer default 100)
 returns table (tenant_id uuid, id uuid) language sql stable security definer
 set search_path = intake, pg_temp as $$
-  select f.tenant_id, f.id from intake.shell_files f
-  where f.status = 'uploaded' and f.job_id is null order by f.created_at limit p_limit
+  -- The oldest of each tenant first, tenants in random order: files that have to wait for the quota of one
+  -- tenant, or of many, must not hold up the others.
+  select w.tenant_id, w.id from (
+    select f.tenant_id, f.id, row_number() over (partition by f.tenant_id order by f.created_at, f.id) as place
+    from intake.shell_files f where f.status = 'uploaded' and f.job_id is null) as w
+  order by w.place, random() limit p_limit
 $$;
-comment on function intake.waiting_files(integer) is 'Stored files without a job, oldest first.';
+comment on function intake.waiting_files(integer) is
+  'Stored files without a job: the oldest of each tenant first.';
 
 create or replace function intake.start_waiting_file(
   p_tenant_id uuid, p_id uuid, p_tasks jsonb, p_options jsonb)

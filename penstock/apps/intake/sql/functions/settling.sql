@@ -138,6 +138,7 @@ declare
   v_count integer := 0;
 begin
   delete from intake.upload_addresses where created_at < penstock.clock() - interval '30 days';
+  perform intake._erase_patient_data();
   -- Each row is checked again under its lock.
   for v_file in
     select f.tenant_id, f.id, f.status from intake.shell_files f
@@ -161,7 +162,31 @@ end
 $$;
 comment on function intake.sweep_files(integer) is
   'Ends files whose job ended without its last task, and uploads whose content never came, and deletes '
-  'addresses after 30 days. Called every minute.';
+  'addresses after 30 days and the patient data of erased users. Called every minute.';
+
+create or replace function intake._erase_patient_data(p_limit integer default 100)
+returns integer language plpgsql security definer set search_path = intake, pg_temp as $$
+declare
+  v_tenants uuid[];
+begin
+  -- erase_user leaves a personal tenant without a name, members and a profile.
+  v_tenants := array(
+    select t.id from penstock.tenants t
+    where t.is_personal and t.name = 'erased'
+      and not exists (select from penstock.members m where m.tenant_id = t.id)
+      and not exists (select from penstock.profiles p where p.tenant_id = t.id)
+      and exists (select from intake.patients p where p.tenant_id = t.id)
+    order by t.id limit p_limit);
+  delete from intake.upload_addresses where tenant_id = any (v_tenants);
+  delete from intake.usage_warnings where tenant_id = any (v_tenants);
+  delete from intake.shell_file_results where tenant_id = any (v_tenants);
+  delete from intake.shell_files where tenant_id = any (v_tenants);
+  delete from intake.patients where tenant_id = any (v_tenants);
+  return cardinality(v_tenants);
+end
+$$;
+comment on function intake._erase_patient_data(integer) is
+  'Deletes patients, files and results of users whom erase_user has erased. Returns the number of tenants.';
 
 create or replace function intake.store_result(
   p_tenant_id uuid, p_id uuid, p_pass text, p_job_id uuid, p_summary jsonb, p_artifact_id uuid default null,
