@@ -1,7 +1,7 @@
 # ruff: noqa: E501
 """Uploads of many concurrent users to the intake: `python -m bench.uploads [--kill-every 5 --files 11]`.
 
-A real `penstock serve`, two `penstock worker`s, PostgreSQL and a simulated model. Each user has a tenant and
+A real `penstock serve` (or two), two `penstock worker`s, PostgreSQL and a simulated model. Each user has a tenant and
 uploads 1 to 3 files of 0.1 to 2 MB: begin, PUT, finish, and then one more file than the quota allows. One file
 in ten is a letter that goes through the whole pipeline; the others are rejected by the scan. With
 `--kill-every` the server, the workers and PostgreSQL are killed in turn (SIGKILL) and started again, and users
@@ -64,6 +64,8 @@ class Load:
     """Bytes of a file; the smallest has 100,000."""
     small_share: float = 0
     """The share of files with 2,000 to 100,000 bytes instead."""
+    servers: int = 1
+    """A user whose server does not listen asks the other one."""
     requests: int | None = None
     """How many requests of all users may be open at the same time; None: any number."""
 
@@ -80,6 +82,8 @@ class Seen:
     """Files over the quota that were refused."""
     admitted: int = 0
     """Files over the quota that were not."""
+    servers: list[str] = field(default_factory=list[str])
+    """Their base URLs."""
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(100_000))
     """Open requests."""
 
@@ -128,14 +132,14 @@ def _listens(port: int) -> bool:
 
 
 class Site:
-    """PostgreSQL, the server, two workers and the simulated model."""
+    """PostgreSQL, the servers, two workers and the simulated model."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, servers: int) -> None:
         self.postgres = Postgres(folder / "postgres")
         self.database_kills = 0
         dsn = self.postgres.dsn
         app.migrate(dsn)
-        self.port, self.model_port = free_port(), free_port()
+        self.model_port = free_port()
         environment = {
             **os.environ,
             "DATABASE_URL": dsn,
@@ -149,14 +153,19 @@ class Site:
         self.model = Process("simulator", simulate, environment, self.model_port)
         # The check that it listens was a request too.
         httpx.post(f"http://127.0.0.1:{self.model_port}/_simulator/reset", timeout=30).raise_for_status()
-        serve = ["serve", APP, "--port", str(self.port)]
-        self.api = Process("server", serve, environment, self.port)
+        ports = [free_port() for _ in range(servers)]
+        self.urls = [f"http://127.0.0.1:{port}" for port in ports]
+        self.apis = [
+            Process(f"server {n}", ["serve", APP, "--port", str(port)], environment, port)
+            for n, port in enumerate(ports, 1)
+        ]
         work = ["worker", APP, "--concurrency", "8"]
         self.workers = [Process(f"worker {n}", work, environment, None) for n in (1, 2)]
 
     def kill_in_turn(self) -> Iterator[str]:
         """Kill and start again, one after the other."""
-        for victim in itertools.cycle([self.api, self.workers[0], None, self.workers[1]]):
+        order = [self.apis[0], self.workers[0], None, *self.apis[1:], self.workers[1]]
+        for victim in itertools.cycle(order):
             if victim is None:
                 self.postgres.kill()
                 self.database_kills += 1
@@ -172,17 +181,17 @@ class Site:
         return stats["requests"], stats["violation_count"]
 
     def close(self) -> None:
-        for process in (self.api, *self.workers, self.model):
+        for process in (*self.apis, *self.workers, self.model):
             process.kill()
         self.postgres.close()
 
 
 @contextmanager
-def site() -> Iterator[Site]:
+def site(servers: int) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="penstock-uploads-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        made = Site(folder)
+        made = Site(folder, servers)
         try:
             yield made
         finally:
@@ -191,7 +200,7 @@ def site() -> Iterator[Site]:
 
 def run(load: Load) -> list[Figure]:
     """Run the users, wait until every acknowledged file has ended, and check it."""
-    with site() as made:
+    with site(load.servers) as made:
         counts = [load.files or random.Random(n).randint(1, 3) for n in range(load.users)]
         with psycopg.connect(made.postgres.dsn, autocommit=True) as connection:
             keys = [
@@ -206,11 +215,13 @@ def run(load: Load) -> list[Figure]:
                     (counts,),
                 )
             ]
-        seen = Seen(turns=asyncio.Semaphore(load.requests or 100_000))
+        seen = Seen(servers=made.urls, turns=asyncio.Semaphore(load.requests or 100_000))
         began = time.monotonic()
         asyncio.run(_run(made, keys, counts, seen, load))
         took = time.monotonic() - began
-        kills = [(p.name, p.kills) for p in (made.api, *made.workers)] + [("PostgreSQL", made.database_kills)]
+        kills = [(p.name, p.kills) for p in (*made.apis, *made.workers)] + [
+            ("PostgreSQL", made.database_kills)
+        ]
         print(f"  {len(seen.acknowledged):,} acknowledged in {took:.0f} s; kills: {kills}", flush=True)
         print(f"  responses: {dict(sorted(seen.responses.items()))}", flush=True)
         return _figures(made, seen, took, load, sum(count for _, count in kills))
@@ -218,9 +229,8 @@ def run(load: Load) -> list[Figure]:
 
 async def _run(made: Site, keys: list[str], counts: list[int], seen: Seen, load: Load) -> None:
     limits = httpx.Limits(max_connections=len(keys), max_keepalive_connections=len(keys))
-    url = f"http://127.0.0.1:{made.port}"
     deadline = time.monotonic() + load.seconds
-    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
         killer = asyncio.create_task(_kill(made, load.kill_every)) if load.kill_every else None
         await asyncio.gather(
             *(
@@ -291,17 +301,23 @@ async def _upload(
             "idempotency_key": key}  # fmt: skip
     while time.monotonic() < give_up:
         begun = await _timed(
-            seen, "begin", give_up, partial(client.post, FUNCTION, json=body, headers=headers)
+            seen, "begin", give_up, FUNCTION, partial(client.post, json=body, headers=headers)
         )
         if not begun or (
             "url" in begun
-            and not await _timed(seen, "PUT", give_up, partial(client.put, begun["url"], content=data))
+            and not await _timed(
+                seen,
+                "PUT",
+                give_up,
+                httpx.URL(begun["url"]).raw_path.decode(),
+                partial(client.put, content=data),
+            )
         ):
             await asyncio.sleep(random.uniform(0.1, 1))
             continue
         finish = {"action": "finish", "shell_file_id": begun["shell_file_id"]}
         if await _timed(
-            seen, "finish", give_up, partial(client.post, FUNCTION, json=finish, headers=headers)
+            seen, "finish", give_up, FUNCTION, partial(client.post, json=finish, headers=headers)
         ):
             seen.acknowledged[begun["shell_file_id"]] = hashlib.sha256(data).hexdigest()
             return
@@ -314,7 +330,8 @@ async def _upload_over_quota(
     while time.monotonic() < give_up:
         try:
             async with seen.turns:
-                answer = await client.post(FUNCTION, json=body, headers=headers)
+                url = random.choice(seen.servers) + FUNCTION
+                answer = await client.post(url, json=body, headers=headers)
         except httpx.HTTPError:
             await asyncio.sleep(random.uniform(0.1, 1))
             continue
@@ -328,12 +345,12 @@ async def _upload_over_quota(
 
 
 async def _timed(
-    seen: Seen, name: str, give_up: float, request: Callable[[], Awaitable[httpx.Response]]
+    seen: Seen, name: str, give_up: float, path: str, request: Callable[[str], Awaitable[httpx.Response]]
 ) -> dict[str, Any]:
     """Repeat a request until it succeeds; its answer. Nothing if it is refused, or the time is over."""
     while time.monotonic() < give_up:
         async with seen.turns:
-            answer, seconds = await _answer(seen, name, give_up, request)
+            answer, seconds = await _answer(seen, name, give_up, path, request)
         if answer is not None:
             seen.responses[f"{name} {answer.status_code}"] += 1
             if answer.is_success:
@@ -346,13 +363,13 @@ async def _timed(
 
 
 async def _answer(
-    seen: Seen, name: str, give_up: float, request: Callable[[], Awaitable[httpx.Response]]
+    seen: Seen, name: str, give_up: float, path: str, request: Callable[[str], Awaitable[httpx.Response]]
 ) -> tuple[httpx.Response | None, float]:
     """The answer and its time. While nobody listens, keeps its turn and tries again."""
     while time.monotonic() < give_up:
         began = time.monotonic()
         try:
-            answer = await request()
+            answer = await request(random.choice(seen.servers) + path)
         except httpx.HTTPError as error:
             seen.responses[f"{name} {type(error).__name__}"] += 1
             if not isinstance(error, httpx.ConnectError):
@@ -399,7 +416,7 @@ def _figures(made: Site, seen: Seen, took: float, load: Load, kills: int) -> lis
         "over_quota_refused": seen.refused,
         "provider_requests": requests,
         "violations": violations,
-        "server_mb": made.api.memory(),
+        "server_mb": made.apis[0].memory(),
     }
     units = {"per_second": "files/s", "server_mb": "MB"}
     figures = [Figure(f"upload_{key}", who, value, units.get(key, "")) for key, value in values.items()]
@@ -453,7 +470,14 @@ def _check(connection: psycopg.Connection, seen: Seen, home: Path) -> dict[str, 
 
 QUIET = Load()
 FAULTY = Load(
-    files=10, kill_every=5, seconds=1500, end_seconds=300, real_share=40, small_share=0.9, requests=64
+    files=10,
+    kill_every=5,
+    seconds=1500,
+    end_seconds=300,
+    real_share=40,
+    small_share=0.9,
+    servers=2,
+    requests=64,
 )
 
 
