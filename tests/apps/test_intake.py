@@ -300,6 +300,7 @@ async def test_files_that_the_scan_rejects_end_with_the_reason(
     async def refuse(*_: object, **__: object) -> Any:
         raise Fail("the model refused", code="model_refused")
 
+    ask_model = module.models.ask
     monkeypatch.setattr(module.models, "ask", refuse)
     await work(drain, monkeypatch)
     site.db.execute("select intake.sweep_files()")
@@ -315,6 +316,16 @@ async def test_files_that_the_scan_rejects_end_with_the_reason(
     }
     assert used(site, ann.tenant)["pages"][1] == 0
     assert site.db.execute("select * from penstock.check_accounts()") == []
+    # Retried once the model answers again, the failed file is completed, and its minutes are those of all passes.
+    monkeypatch.setattr(module.models, "ask", ask_model)
+    before = used(site, ann.tenant)["minutes"][0]
+    site.db.execute("select penstock.retry_job(%s)", [failing["job_id"]])
+    await work(drain, monkeypatch)
+    site.db.execute("select intake.sweep_files()")
+    file = status(site, ann, failing["id"])
+    assert (file["status"], file["processing_error"]) == ("completed", None), file
+    assert used(site, ann.tenant)["minutes"][0] > before
+    assert site.db.execute("select intake.sweep_files() as count") == [{"count": 0}]
 
 
 @pytest.mark.slow

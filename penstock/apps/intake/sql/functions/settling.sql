@@ -96,15 +96,18 @@ begin
   end if;
   select coalesce(sum(extract(epoch from r.finished_at - r.started_at)), 0) into v_seconds
     from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id
-    where r.job_id = p_file.job_id and t.kind like 'ai\_queue\_%';
+    where r.job_id = p_file.job_id and t.kind like 'ai\_queue\_%'
+      and r.finished_at > coalesce(p_file.completed_at, '-infinity');
   perform penstock.record_usage(jsonb_build_object('minutes', round(v_seconds / 60, 6)),
     p_tenant_id => p_file.tenant_id, p_action => 'shell_file_processed',
-    p_options => jsonb_build_object('key', 'intake.processed:' || p_file.id,
+    p_options => jsonb_build_object('key', concat_ws(':', 'intake.processed', p_file.id,
+        extract(epoch from p_file.completed_at)),
       'details', jsonb_build_object('shell_file_id', p_file.id, 'status', p_status)));
 end
 $$;
 comment on function intake._count_minutes(intake.shell_files, text) is
-  'Counts the time of the AI passes of a file, once, in exact minutes.';
+  'Counts the time of the AI passes of a file, once, in exact minutes. For a file that failed and was '
+  'retried, counts what its passes took since then.';
 
 create or replace function intake.reject_upload(
   p_tenant_id uuid, p_id uuid, p_code text, p_message text)
