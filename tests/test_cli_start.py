@@ -12,11 +12,13 @@ import pytest
 from penstock import cli, testing
 
 APP = """\
-from penstock import App
+from penstock import App, Fail
 app = App()
 
 @app.task
 def write(topic: str, words: int = 100) -> str:
+    if topic == "nothing":
+        raise Fail("there is nothing about it", code="nothing_there")
     return topic
 
 @app.job
@@ -88,3 +90,20 @@ def test_wrong_types_params_and_apps_are_named(penstock: Any, monkeypatch: pytes
     monkeypatch.delenv("PENSTOCK_APP")
     code, _, err = penstock("jobs", "start", "publish")
     assert code == 2 and "--app MODULE:APP" in err
+
+
+def test_watch_prints_the_result_or_the_errors(db: testing.Database, penstock: Any, drain: Any) -> None:
+    from penstock.sdk.load import load
+
+    app = drain.use(load("app_to_start:app"))
+    _, good, _ = penstock("jobs", "start", "write", "topic=otters")
+    _, bad, _ = penstock("jobs", "start", "write", "topic=nothing")
+    drain(app)
+    code, out, err = penstock("jobs", "watch", good.strip())
+    assert (code, err) == (0, "") and 'result  "otters"' in out
+    assert penstock("jobs", "watch", good.strip(), "-o", "json")[1].lstrip().startswith("{")
+    code, out, err = penstock("jobs", "watch", bad.strip())
+    assert code == 3 and "write-1: nothing_there: there is nothing about it" in err
+    assert "1 of 1 task failed" in err and "result" not in out
+    shown = penstock("jobs", "show", good.strip())[1]
+    assert 'params   {"topic": "otters"}' in shown

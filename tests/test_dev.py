@@ -162,7 +162,7 @@ def test_dev_serves_a_program_and_a_browser(
 
 
 TASKS = """\
-from penstock import App
+from penstock import App, Context
 app = App()
 
 @app.task(max_attempts=1)
@@ -170,6 +170,20 @@ def double(n: int) -> int:
     if n < 0:
         raise ValueError(f"{n} is negative")
     return 2 * n
+
+
+@app.task
+async def ask(ctx: Context) -> str | None:
+    return (await ctx.wait_for("approval", options=["yes"])).option
+
+
+class Limited(Exception):
+    status_code = 429
+
+
+@app.task(providers=["some/model"], max_attempts=1)
+def call(n: int) -> int:
+    raise Limited("too many requests")
 """
 
 
@@ -197,10 +211,21 @@ def test_dev_prints_tasks_reloads_and_keeps_its_credentials(
     assert 'some_app.py", line 7, in double' in trace and "penstock/worker" not in running.text
     running.word(rf"({url}/dashboard/jobs/{job_id}/tasks/\d+)", eventually)
 
+    db.execute("select penstock.set_provider('some/model', '{}', null)")
+    for type, params in (("ask", {}), ("call", {"n": 1})):
+        body = {"type": type, "params": params}
+        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=60)
+        assert answer.status_code == 201, answer.text
+    running.word(r"(… ask \d+  [\d.]+ s  waits for an answer)", eventually)
+    running.word(r"(↻ call \d+  [\d.]+ s  some/model answered 429: runs again)", eventually)
+    assert running.text.count("Traceback") == 1, "waiting is not a failure"
+    assert "key_created" not in running.text, "the developer's own key is no alert"
+
     (tmp_path / "some_app.py").write_text(TASKS.replace("n < 0", "n < 0:)"))
     running.word(r"(SyntaxError: .*some_app.py, line 6)", eventually)
     running.word(r"(The worker waits for the next change)", eventually)
     (tmp_path / "some_app.py").write_text(TASKS.replace("is negative", "is below zero"))
+    running.word(r"(Running the new code)", eventually)
     start(-2)
     running.word(r"(-2 is below zero)", eventually)
 
@@ -258,6 +283,11 @@ def test_keys_of_the_terminal_rerun_the_last_job_and_quit(
         os.write(terminal, b"r")
         eventually(lambda: is_said("Started double"), "the second job")
         assert len(db.execute("select id from penstock.jobs")) == 2
+        # A key pressed while the worker restarts takes effect once it runs.
+        (tmp_path / "some_app.py").write_text(TASKS.replace("2 * n", "3 * n"))
+        eventually(lambda: is_said("changed. Restarting."), "the restart")
+        os.write(terminal, b"r")
+        eventually(lambda: len(db.execute("select id from penstock.jobs")) == 3, "the third job")
         os.write(terminal, b"q")
         eventually(lambda: is_said("Stopped the API and the worker."), "the end")
     finally:
@@ -416,7 +446,7 @@ def test_developer_is_an_operator_who_can_view_as_tenant(
     assert client.get("/dashboard/workers").status_code == 403, "the fixture switched to the tenant"
     assert "View as operator" in client.get("/dashboard/").text
     page = client.post("/dev/view", data={"as": "operator"}, headers=own)
-    assert page.status_code == 200 and "View as tenant default" in page.text
+    assert page.status_code == 200 and "View as tenant" in page.text
     assert client.get("/dashboard/workers").status_code == 200
     assert client.post("/dev/view", data={"as": "tenant"}).status_code == 403, "another site sent it"
     value = client.cookies[developer.cookie]

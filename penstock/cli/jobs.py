@@ -47,6 +47,7 @@ ReasonOption = Annotated[str | None, typer.Option(help="Reason, stored with the 
 
 
 _MAX_SHOWN = 2000
+_MAX_FAILED = 5
 
 # ls
 
@@ -127,7 +128,10 @@ def _task_status(text: str | None) -> TaskStatus | None:
 
 
 def _show(job: Job, tenant: str, tasks: list[Task], result: Any) -> None:
-    output.fields([*_job_fields(job, tenant), ("result", _shortened(result))])
+    # A job of one task has its params in the task's input.
+    is_single = not job.params and len(tasks) == job.progress.total == 1
+    params = tasks[0].input if is_single else job.params
+    output.fields([*_job_fields(job, tenant, params), ("result", _shortened(result))])
     print()
     if output.is_terminal():
         output.console().print(phases_of(job))
@@ -149,14 +153,14 @@ def _shortened(result: Any) -> str:
     return f"{text[:_MAX_SHOWN]}… ({len(text):,} characters; -o json prints all)"
 
 
-def _job_fields(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
+def _job_fields(job: Job, tenant: str, params: dict[str, Any]) -> list[tuple[str, str | Text]]:
     return [
         ("job", str(job.id)),
         ("type", job.type),
         ("tenant", tenant),
         ("status", output.status_text(job.status) if output.is_terminal() else job.status),
         ("reason", job.status_reason or ""),
-        ("params", json.dumps(job.params, ensure_ascii=False) if job.params else ""),
+        ("params", json.dumps(params, ensure_ascii=False) if params else ""),
         ("created", f"{output.when(job.created_at)} by {job.created_by}"),
         ("starts", output.when(job.run_at)),
         ("started", output.when(job.started_at)),
@@ -210,9 +214,25 @@ async def watch(
         raise TimedOut(f"the job did not end within {give_up_after}") from None
     except ValueError as error:
         raise Invalid(f"--timeout must be {error} (got {give_up_after!r})") from None
+    if current_options().output is Output.text:
+        await _show_outcome(pool, job)
     if job.status != "completed":
         reason = f": {job.status_reason}" if job.status_reason else ""
         raise JobFailed(f"The job {'was canceled' if job.status == 'canceled' else 'failed'}{reason}")
+
+
+async def _show_outcome(pool: db.Pool, job: Job) -> None:
+    """Print the result of a job that has ended, or its first failed tasks with their errors."""
+    if job.progress.failed:
+        for task in await jobs.tasks(pool, job_id=job.id, status="failed", limit=_MAX_FAILED):
+            name = task.key or f"{task.kind} {task.id}"
+            output.note(f"  {name}: {task.error_code}: {task.error_message or ''}", "red")
+        if job.progress.failed > _MAX_FAILED:
+            output.note(f"  More: penstock jobs show {job.id} --status failed", "dim")
+    elif job.status == "completed":
+        result = _shortened(await jobs.result(pool, job_id=job.id))
+        if result:
+            print(f"result  {output.clean(result)}")
 
 
 async def _follow(changes: AsyncIterator[Job]) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, LiteralString, TypeAlias, Unpack
@@ -74,6 +74,7 @@ _GRAPH: LiteralString = """\
 select id, kind, key, phase, status, waiting_for, waiting_until, attempt, fraction, message, created_at,
   ready_at, started_at, finished_at, error_code, parents
 from penstock.job_graph(%s, %s, %s)"""
+_TASK_KEYS: LiteralString = "select id, key from penstock.tasks where job_id = any (%s) and id = any (%s)"
 _COUNTS: LiteralString = """\
 select s.status, (select count(*) from (select from penstock.jobs where status = s.status and """
 # The jobs that each verb applies to.
@@ -324,6 +325,16 @@ async def graph(
 ) -> builtins.list[GraphTask]:
     """A job's tasks with their dependencies, and when each became ready."""
     return [GraphTask(*row) for row in await db.rows(database, _GRAPH, (job_id, after, limit))]
+
+
+async def task_keys(
+    database: db.Database, *, job_ids: Collection[UUID], task_ids: Collection[int]
+) -> dict[int, str]:
+    """The keys of these tasks of these jobs, by task id; tasks without a key are left out."""
+    if not task_ids:
+        return {}
+    rows = await db.rows(database, _TASK_KEYS, (builtins.list(set(job_ids)), builtins.list(set(task_ids))))
+    return {id: key for id, key in rows if key}
 
 
 async def attempts(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.contract import dead_letters, filters, tenants
+from penstock.contract import dead_letters, filters, jobs, tenants
 from penstock.dashboard import exports
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -67,6 +67,9 @@ async def list_dead_letters(
         fields=list(dead_letters.FIELDS),
         filter_error=caught.error,
         names=await tenants.names(conn, ids=[letter.tenant_id for letter in shown]),
+        task_keys=await jobs.task_keys(
+            conn, job_ids=[letter.job_id for letter in shown], task_ids=[letter.task_id for letter in shown]
+        ),
         before=before,
         live=None if before else {"tenant": viewer.choose_tenant(None)},
     )

@@ -25,7 +25,7 @@ _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python\d|/penstock/|<fr
 STATUS_STYLES: Mapping[str, tuple[str, str]] = {
     "queued": ("○", "idle"),
     "blocked": ("◌", "idle"),
-    "waiting": ("○", "idle"),
+    "waiting": ("◔", "idle"),
     "running": ("●", "busy"),
     "paused": ("‖", "warn"),
     "draining": ("‖", "warn"),
@@ -94,7 +94,7 @@ def money(value: Decimal | None, currency: str = "") -> str:
     places = 2
     while places < 8 and value and abs(value) < Decimal(10) ** (1 - places):
         places += 1
-    text = f"{value:,.{places}f}"
+    text = f"{value:,.{places}f}".replace("-", "−")
     return f"{text} {currency}" if currency else text
 
 

@@ -98,16 +98,39 @@ class Grid:
 
 
 def grid(tasks: Sequence[GraphTask]) -> Grid:
-    """Make one row per task without dependencies, with all tasks that depend on it alone."""
+    """Make one row per task without dependencies, with all tasks that depend on it alone.
+
+    A task that all others depend on, such as a plan, belongs to no document.
+    """
     steps = list(dict.fromkeys(task.kind for task in tasks))
+    common = _common(tasks)
     rows: dict[int, GridRow] = {}
     for task in sorted(tasks, key=lambda task: task.id):
-        above = {id(rows[parent]): rows[parent] for parent in task.parents if parent in rows}
+        above = {
+            id(rows[parent]): rows[parent]
+            for parent in task.parents
+            if parent in rows and parent not in common
+        }
         # A task that depends on several documents gets a row of its own.
         row = next(iter(above.values())) if len(above) == 1 else GridRow(task.key or f"task {task.id}")
         row.cells.setdefault(task.kind, []).append(task)
         rows[task.id] = row
     return Grid(steps, list({id(row): row for row in rows.values()}.values()))
+
+
+def _common(tasks: Sequence[GraphTask]) -> set[int]:
+    """The ids of the first tasks that come before all others, if several tasks follow them side by side."""
+    known = {task.id for task in tasks}
+    rest = {task.id: set(task.parents) & known for task in tasks}
+    common: set[int] = set()
+    while True:
+        roots = [id for id, parents in rest.items() if not parents]
+        if len(roots) != 1:
+            return common if roots else set()
+        common.add(roots[0])
+        del rest[roots[0]]
+        for parents in rest.values():
+            parents.discard(roots[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -172,7 +172,8 @@ async def show_job(
     documents = tasks
     if after or shown_view == "tasks":
         documents = await jobs.graph(conn, job_id=job_id, limit=TASKS_PER_PICTURE)
-    lines = await audit.list(conn, job_id=job_id, limit=20)
+    # Each stored file has a line, and is listed as a file.
+    lines = await audit.list(conn, filter="-action:artifact.stored", job_id=job_id, limit=20)
     named = [
         job.created_by,
         *(line.actor for line in lines),
@@ -200,11 +201,20 @@ async def show_job(
         log=await logs.last(conn, job_id=job_id, limit=LOG_LINES) if shown_view == "logs" else None,
         lines=lines,
         result=await jobs.result(conn, job_id=job_id, max_bytes=MAX_INLINE_RESULT),
+        params=await _params(conn, job),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         can_run_again=can_run_again(request, job),
         live=None if job.is_ended else {"job": job_id},
     )
+
+
+async def _params(conn: Conn, job: Job) -> dict[str, Any]:
+    """The params of a job. A job of one task has none of its own: they are the task's input."""
+    if job.params or job.progress.total != 1:
+        return job.params
+    [task] = await jobs.tasks(conn, job_id=job.id, limit=1) or [None]
+    return task.input if task and task.kind == job.type else {}
 
 
 @router.get("/jobs/{job_id}/tasks/{task_id}")
@@ -228,6 +238,7 @@ async def show_task(
         job=job,
         task=task,
         graph_task=graph_task,
+        task_keys=await jobs.task_keys(conn, job_ids=[job_id], task_ids=graph_task.parents[:20]),
         actor_names=await actors.names(conn, viewer, canceling, [job.tenant_id]),
         explanation=await jobs.explain(conn, job_id=job_id, task_id=task_id),
         attempts=await jobs.attempts(conn, job_id=job_id, task_id=task_id, limit=1000),

@@ -9,10 +9,10 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from penstock.contract import alerts, filters, jobs, overview, providers, tenants, waits
-from penstock.dashboard import formatting
+from penstock.dashboard import actors, formatting
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, render, url
 from penstock.dashboard.providers import limits_in_use
-from penstock.types import Overview, OverviewProblem, Provider
+from penstock.types import Alert, Overview, OverviewProblem, Provider
 
 router = APIRouter(route_class=Page)
 
@@ -31,6 +31,7 @@ async def show_overview(
     if tenant_id is None and not viewer.is_operator:
         return render(request, "no_tenant.html")
     found = await overview.get(conn, tenant_id=tenant_id)
+    listed = await alerts.list(conn, limit=20) if viewer.is_operator and not tenant_id else []
     recent = await jobs.list(conn, tenant_id=tenant_id, limit=RECENT_JOBS)
     return render(
         request,
@@ -40,7 +41,8 @@ async def show_overview(
         todo=await _todo(request, conn, viewer, found, tenant_id),
         rates=await overview.rates(conn, tenant_id=tenant_id),
         nearly_full=_nearly_full(await providers.list(conn)) if viewer.is_operator and not tenant_id else [],
-        alerts=await alerts.list(conn, limit=20) if viewer.is_operator and not tenant_id else [],
+        alerts=listed,
+        alert_subjects=await _subjects(conn, viewer, listed),
         recent=recent,
         names=await tenants.names(conn, ids=[tenant_id] if tenant_id else [job.tenant_id for job in recent]),
         tenant_id=tenant_id,
@@ -125,6 +127,17 @@ async def _of_operator(request: Request, conn: Conn, found: Overview) -> list[To
         address = url(request, "/provider", name=provider.name, tenant=provider.tenant_id)
         items.append(Todo(text, "Limits", address))
     return items
+
+
+async def _subjects(conn: Conn, viewer: Viewer, listed: list[Alert]) -> dict[str, str]:
+    """What each alert is about, with the names of tenants and keys instead of their ids."""
+    subjects = [alert.subject for alert in listed]
+    ids = [alert.tenant_id for alert in listed if alert.tenant_id]
+    tenant_names = await tenants.names(conn, ids=ids)
+    found = {subject: subject.replace("provider:", "", 1) for subject in subjects}
+    found |= await actors.names(conn, viewer, [each for each in subjects if each.startswith("key:")], ids)
+    found |= {f"tenant:{id}": f"tenant {name}" for id, name in tenant_names.items()}
+    return found
 
 
 def _of_problem(request: Request, problem: OverviewProblem, tenant_id: UUID | None) -> Todo:

@@ -11,6 +11,7 @@ from penstock import testing
 
 KINDS = ("write", "typeset", "narrate", "bind", "render")
 WORKER = "box-1:2210"
+TRAILER = {"title": "Trailer"}
 STACK = """Traceback (most recent call last):
   File "/srv/app/reading.py", line 41, in narrate
     return speak(text, voice)
@@ -116,6 +117,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
         document([{"name": kind, "weight": 25} for kind in ("write", "typeset", "narrate", "bind")]),
         "continue",
     )
+    call(db, "define_params", document({"publish": {"title": "{title}"}, "render": {"title": "{title}"}}))
     call(
         db,
         "set_provider",
@@ -130,20 +132,24 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
 
     uses = {"provider": "openai/gpt-5", "units": {"requests": 1, "tokens": 1500}}
     # One job per status; the failed one has two causes.
-    done = sample.jobs["completed"] = start(db, acme, "publish", publish(4), budget="2.50")
+    done = sample.jobs["completed"] = start(
+        db, acme, "publish", publish(4), budget="2.50", params={"title": "Garden birds"}
+    )
     _work_off(db, done)
     failed = sample.jobs["failed"] = start(db, acme, "publish", publish(6, **uses), budget="1.00")
     _work_off(
         db, failed, fails={"audio 2": "voice_missing", "audio 5": "voice_missing", "pages 3": "handler_error"}
     )
     sample.jobs["canceled"] = start(
-        db, acme, "render", [{"kind": "render", "input": {"scene": n}} for n in range(5)]
+        db, acme, "render", [{"kind": "render", "input": {"scene": n}} for n in range(5)], params=TRAILER
     )
     call(db, "cancel_job", sample.jobs["canceled"], "asked by the customer")
-    sample.jobs["paused"] = start(db, acme, "render", [{"kind": "render"} for _ in range(3)])
+    sample.jobs["paused"] = start(db, acme, "render", [{"kind": "render"} for _ in range(3)], params=TRAILER)
     call(db, "pause_job", sample.jobs["paused"], "until the new templates are there")
     for n in range(3):
-        start(db, other, "render", [{"kind": "render", "input": {"n": n}}])
+        start(
+            db, other, "render", [{"kind": "render", "input": {"n": n}}], params={"title": f"Scene {n + 1}"}
+        )
     running = sample.jobs["running"] = start(db, acme, "publish", publish(16, **uses), budget="1.00")
     rows = claim(db, 12, ("write",))
     for row in rows[:4]:
@@ -155,7 +161,9 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     sample.jobs["scheduled"] = start(
         db, acme, "publish", publish(2), delay_seconds=7200, params={"title": "Tomorrow's issue"}
     )
-    sample.jobs["other"] = start(db, other, "publish", publish(2, **uses))
+    sample.jobs["other"] = start(
+        db, other, "publish", publish(2, **uses), params={"title": "Mountain flowers"}
+    )
     del running
     db.execute(
         "select penstock.set_schedule('weekly issue', '0 9 * * 1', 'publish', now() + interval '2 days', %s)",

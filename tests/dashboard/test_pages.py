@@ -113,7 +113,7 @@ def test_overview_lists_the_recent_jobs_of_the_tenant_or_of_all(site: Any, sampl
     everything = operator.get("/").text
     assert len(listed) > 8
     assert recent_jobs(everything) == [str(row["id"]) for row in listed[:8]]
-    assert f'href="/dashboard/jobs/{sample.jobs["running"]}">publish</a>' in everything
+    assert f'href="/dashboard/jobs/{sample.jobs["running"]}">River animals</a>' in everything
     assert "6 of 49 done" in everything and "5 of 5 canceled" in everything
     owner = site.browser(site.key("owner", sample.acme)).get("/").text
     assert recent_jobs(owner) == own[:8] and str(sample.jobs["other"]) not in owner
@@ -232,3 +232,42 @@ def test_jobs_have_titles_and_are_found_by_what_they_are_about(site: Any, sample
     assert link not in member.get("/jobs", params={"filter": "-tag:urgent"}).text
     answer = member.get("/jobs", params={"filter": "-text:otters"}).text
     assert "cannot be excluded" in answer
+
+
+def test_tasks_have_one_name_on_every_page(site: Any, sample: Any) -> None:
+    operator, job = site.browser(site.key("service")), sample.jobs["failed"]
+    [task] = sample.db.execute("select id from penstock.tasks where job_id = %s and key = 'audio 2'", [job])
+    link = f'<a href="/dashboard/jobs/{job}/tasks/{task["id"]}">audio 2</a>'
+    for path in ("/dead-letters", f"/jobs/{job}"):
+        assert link in operator.get(path).text, path
+    page = operator.get(f"/jobs/{job}/tasks/{task['id']}").text
+    depends_on = page.partition("<dt>Depends on</dt>")[2].partition("</dd>")[0]
+    assert re.findall(r">([^<]+)</a>", depends_on) == ["pages 2"]
+
+
+def test_alerts_name_tenants_and_keys(site: Any, sample: Any) -> None:
+    operator = site.browser(site.key("service"))
+    site.key("viewer", sample.acme)
+    page = (
+        operator.get("/").text.partition('<section class="card" id="alerts">')[2].partition("</section>")[0]
+    )
+    assert re.findall(r'<td class="main"[^>]*>([^<]*)</td>', page) == ["tenant Acme", "service"]
+
+
+def test_grid_and_files_have_a_row_for_each_document_of_a_common_plan(site: Any, sample: Any) -> None:
+    tasks = [{"kind": "render", "key": "plan"}]
+    for name in ("1 Springs", "2 Brooks"):
+        tasks.append({"kind": "write", "key": name, "after": ["plan"]})
+        tasks.append({"kind": "typeset", "key": f"{name} pdf", "after": ["plan", name]})
+    tasks.append({"kind": "bind", "key": "book", "after": ["plan", "1 Springs pdf", "2 Brooks pdf"]})
+    job = site.load("sample").start(sample.db, sample.acme, "book", tasks)
+    page = site.browser(site.key("service")).get(f"/jobs/{job}?view=grid").text
+    rows = re.findall(r'<th scope="row">([^<]*)</th>\s*<td>', page)
+    assert rows == ["plan", "1 Springs", "2 Brooks", "book"]
+
+
+def test_job_of_one_task_shows_its_input_as_params(site: Any, sample: Any) -> None:
+    start, db = site.load("sample").start, sample.db
+    job = start(db, sample.acme, "render", [{"kind": "render", "input": {"scene": "dusk"}}], params={})
+    page = site.browser(site.key("service")).get(f"/jobs/{job}").text
+    assert "dusk" in page.partition("<h2>Parameters</h2>")[2].partition("</pre>")[0]

@@ -205,16 +205,21 @@ def reading(
     speaker = speak
     if chosen.voice_model:
         speaker = speak.options(provider=chosen.voice_model, units={"characters": words * 7})
-    planned = plan.step(title, subtitle, chapters, language, words)
+    planned = plan.options(key="plan").step(title, subtitle, chapters, language, words)
     texts: list[Any] = []
     for number in range(1, len(chapters) + 1):
         prompt = writing.question(title, number, chapters, words)
         units = writing.units(prompt, words, language, chosen.model)
-        texts.append(write.options(provider=chosen.model, units=units).step(number, planned))
-    pdfs = [typeset.step(planned, text) for text in texts]
+        key = f"{number} {chapters[number - 1]}"
+        texts.append(write.options(provider=chosen.model, units=units, key=key).step(number, planned))
+    pdfs = [typeset.options(key=f"{n} pdf").step(planned, text) for n, text in enumerate(texts, 1)]
     formats = list(dict.fromkeys(audio))
-    sounds = [speaker.step(planned, text, formats) for text in texts] if formats else []
-    bind.step(planned, texts, pdfs, sounds)
+    sounds = [
+        speaker.options(key=f"{n} audio").step(planned, text, formats)
+        for n, text in enumerate(texts, 1)
+        if formats
+    ]
+    bind.options(key="book").step(planned, texts, pdfs, sounds)
 
 
 async def declare() -> None:

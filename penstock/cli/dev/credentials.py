@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from penstock.contract import keys, tenants
+import structlog
+
+from penstock.contract import alerts, keys, tenants
 from penstock.errors import PenstockError
 from penstock.postgres import db
 
+log = structlog.get_logger("penstock.upkeep")
 KEY = "penstock dev"
 """The name of the developer's API keys."""
 FILE = "dev.json"
@@ -66,12 +69,20 @@ async def _stored(pool: db.Pool, tenant: str, tenant_id: UUID, file: Path) -> Cr
     found = next((key for key in known if key["id"] in usable), None)
     if found is None:
         made = await keys.create(pool, name=KEY, role="owner", tenant_id=tenant_id)
+        await _log_alerts_of_others(pool)
         found = {"id": str(made.id), "key": made.secret or ""}
         document["keys"] = [found, *known][:_MAX_KEYS]
         _write(file, document)
     return Credentials(
         UUID(found["id"]), found["key"], tenant, document["token"], bytes.fromhex(document["session_secret"])
     )
+
+
+async def _log_alerts_of_others(pool: db.Pool) -> None:
+    """Take the alerts that are due. The new key is the developer's own, so its alert is not logged."""
+    for alert in await alerts.take(pool):
+        if alert["details"].get("name") != KEY:
+            log.warning("alert", **alert)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -19,7 +19,8 @@ from penstock.cli.options import Output, current_options
 from penstock.cli.start import start_again
 from penstock.contract import costs, jobs
 from penstock.errors import PenstockError
-from penstock.sdk.context import Fail, Reschedule, Retry
+from penstock.sdk.context import Fail, Reschedule, Retry, Waiting
+from penstock.worker import outcome
 from penstock.worker.outcome import AttemptEnd, HandlerFailed, log
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ class TaskLines:
             line.append(f"  {output.clean(comment)}", style=style)
         console = output.console(stderr=True)
         console.print(line, soft_wrap=True, highlight=False)
-        if end.error is not None and not isinstance(end.error, Reschedule):
-            if not isinstance(end.error, Fail | Retry):
+        asks = end.error is not None and isinstance(outcome.waiting(end.error), Waiting)
+        if end.error is not None and (asks or not _runs_again(end)):
+            if not asks and not isinstance(end.error, Fail | Retry):
                 text = "\n".join(_indented(row) for row in traceback_of(end.error).splitlines())
                 console.print(Text(text, style="dim"), soft_wrap=True, highlight=False)
             console.print(Text(f"          {link}", style="dim"), soft_wrap=True, highlight=False)
@@ -111,12 +113,31 @@ def _indented(row: str) -> str:
     return " " * (10 + len(row) - len(row.lstrip())) + output.clean(row.lstrip())
 
 
+def _runs_again(end: AttemptEnd) -> bool:
+    """Whether the attempt did not fail: the task waits, or runs again without losing an attempt."""
+    return end.error is not None and (
+        isinstance(end.error, Reschedule) or outcome.waiting(end.error) is not None or _limit(end) is not None
+    )
+
+
+def _limit(end: AttemptEnd) -> dict[str, Any] | None:
+    """What a provider with limits answered when it refused the attempt."""
+    if end.error is None or end.claim.provider is None:
+        return None
+    return outcome.signal(end.error)
+
+
 def _verdict(end: AttemptEnd) -> tuple[str, str, str]:
     claim, error = end.claim, end.error
     if error is None:
         return "✓", "green", f"attempt {claim.attempt}" if claim.attempt > 1 else ""
     if isinstance(error, Reschedule):
         return "↻", "yellow", f"again in {output.duration(error.delay)}: {error.reason}"
+    if (waiting := outcome.waiting(error)) is not None:
+        what = "an answer" if isinstance(waiting, Waiting) else "the provider's operation"
+        return "…", "yellow", f"waits for {what}"
+    if (limit := _limit(end)) is not None:
+        return "↻", "yellow", f"{claim.provider} answered {limit['status']}: runs again"
     first = str(error).strip().partition("\n")[0]
     name = type(error).__name__
     message = first if isinstance(error, HandlerFailed) else f"{name}: {first}" if first else name

@@ -53,9 +53,7 @@ def run_worker(
         # As text, tasks have lines of their own.
         log_to_stderr(logging.WARNING if options.output is Output.text else logging.INFO)
         try:
-            app = load(path)
-            ready.send(True)
-            is_clean = asyncio.run(_work(app, address, concurrency, url))
+            is_clean = asyncio.run(_work(load(path), address, concurrency, url, ready))
         except PenstockError as error:
             output.print_error(error, is_json=options.output is not Output.text)
             sys.exit(error.exit_code)
@@ -65,7 +63,7 @@ def run_worker(
             os._exit(0)
 
 
-async def _work(app: App, address: str, concurrency: int, url: str) -> bool:
+async def _work(app: App, address: str, concurrency: int, url: str, ready: Connection) -> bool:
     from penstock.cli.dev.lines import TaskLines, rerun_last
     from penstock.worker import Worker
 
@@ -82,6 +80,7 @@ async def _work(app: App, address: str, concurrency: int, url: str) -> bool:
         task.add_done_callback(reruns.discard)
 
     loop.add_signal_handler(signal.SIGUSR1, rerun)
+    ready.send(True)
     if parent := multiprocessing.parent_process():
         loop.add_reader(parent.sentinel, lambda: loop.remove_reader(parent.sentinel) and worker.stop())
     printing = asyncio.create_task(lines.run())

@@ -50,6 +50,8 @@ class Supervisor:
         self._context = multiprocessing.get_context("spawn")
         self._running: dict[Name, _Child] = {}
         self._stopping = asyncio.Event()
+        self._reruns: list[asyncio.Task[None]] = []
+        self._is_rerun_due = False
 
     async def run(self) -> int:
         """Work and serve until q or Ctrl-C, or until the worker or the API fails, which stops the other."""
@@ -113,6 +115,10 @@ class Supervisor:
             return
         await self._running.pop("API").stop(1)
         self._start_api()
+        output.note("Running the new code.", "dim")
+        if self._is_rerun_due:
+            self._is_rerun_due = False
+            worker.signal(signal.SIGUSR1)
 
     async def _stop_all(self) -> None:
         # The worker first: its handlers may call the API.
@@ -160,15 +166,25 @@ class Supervisor:
         worker = self._running.get("worker")
         match key:
             case "o":
-                webbrowser.open(f"{self._url}/dev/login?token={self._developer.token}")
+                login = f"{self._url}/dev/login?token={self._developer.token}"
+                if not webbrowser.open(login):
+                    output.note(f"No browser was found. Open {login}", "yellow")
             case "r" if worker:
-                worker.signal(signal.SIGUSR1)
+                self._reruns.append(asyncio.create_task(self._rerun(worker)))
+            case "r" if self._path:
+                output.note("The worker is not running. It runs the last job again once it is.", "dim")
+                self._is_rerun_due = True
             case "r":
                 output.note("No worker is running.", "dim")
             case "q":
                 self._stop()
             case _:
                 pass
+
+    async def _rerun(self, worker: _Child) -> None:
+        """Tell the worker to run the last job again, once it has loaded the app."""
+        if await worker.is_ready():
+            worker.signal(signal.SIGUSR1)
 
 
 class _Child:
@@ -179,6 +195,15 @@ class _Child:
         self.ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(process.sentinel, self._end)
+        self._told: asyncio.Future[bool] = self._loop.create_future()
+        self._loop.add_reader(ready.fileno(), self._receive)
+
+    def _receive(self) -> None:
+        self._loop.remove_reader(self._ready.fileno())
+        try:
+            self._told.set_result(bool(self._ready.recv()))
+        except EOFError:
+            self._told.set_result(False)
 
     def _end(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
@@ -186,15 +211,7 @@ class _Child:
 
     async def is_ready(self) -> bool:
         """Wait until the process has loaded the app; False if it ended instead."""
-        told = asyncio.Event()
-        self._loop.add_reader(self._ready.fileno(), told.set)
-        try:
-            await told.wait()
-            return bool(self._ready.recv())
-        except EOFError:
-            return False
-        finally:
-            self._loop.remove_reader(self._ready.fileno())
+        return await asyncio.shield(self._told)
 
     def signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -215,6 +232,8 @@ class _Child:
         self._process.kill()
         await self.ended.wait()
         self._process.join()
+        if not self._told.done():
+            self._receive()
         self._ready.close()
 
     @property

@@ -312,7 +312,7 @@
         // The values of the legend show only while the pointer is on the chart.
         hooks: { setLegend: [(plot) => plot.root.classList.toggle("is-hovered", plot.cursor.idx !== null && plot.cursor.idx !== undefined && plot.cursor.left >= 0)] },
         series: [{ label: "UTC", value: isDays ? "{YYYY}-{MM}-{DD}" : "{HH}:{mm}" }, ...order.map((n) => ({
-          label: titles[n - 1], value: shown(n), points: { show: !isStack && raw[0].length < 3 },
+          label: titles[n - 1], value: shown(n), points: { show: !isStack && raw[n].filter((value) => value !== null).length < 20, size: 4 },
           stroke: () => color(tones[(n - 1) % tones.length]), width: isStack ? 0 : 1.5, spanGaps: false,
           fill: isStack ? () => color(tones[(n - 1) % tones.length]) : undefined, paths: bars || undefined }))],
       }, drawn, canvas);

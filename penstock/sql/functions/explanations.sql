@@ -238,12 +238,13 @@ begin
     coalesce(sum(failed), 0) as failed, coalesce(sum(succeeded + failed + canceled), 0) as done into v_counts
       from phases where job_id = p_job_id;
   if v_job.status = 'completed' then
-    v_text := case when v_counts.succeeded = v_counts.total
-      then format('All %s tasks succeeded.', v_counts.total)
-      else format('%s of %s tasks succeeded; the others were canceled.', v_counts.succeeded,
-        v_counts.total) end;
+    v_text := case when v_counts.total = 1 and v_counts.succeeded = 1 then 'The task succeeded'
+      when v_counts.succeeded = v_counts.total then format('All %s tasks succeeded', v_counts.total)
+      else format('%s of %s tasks succeeded; the others were canceled', v_counts.succeeded,
+        v_counts.total) end || coalesce('; ' || v_job.status_reason, '') || '.';
   elsif v_job.status = 'failed' then
-    v_text := format('%s of %s tasks failed%s.', v_counts.failed, v_counts.total, coalesce(': ' || (
+    v_text := format('%s of %s %s failed%s.', v_counts.failed, v_counts.total,
+      case when v_counts.total = 1 then 'task' else 'tasks' end, coalesce(': ' || (
       select string_agg(format('%s × %s', c.n, c.error_code), ', ' order by c.n desc, c.error_code) from (
         select d.error_code, count(*) as n from dead_letters d where d.job_id = p_job_id
           group by d.error_code order by 2 desc limit 3) as c), ''));
