@@ -3596,7 +3596,7 @@ function penstock._end_reason(uuid, bigint, bigint)
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d7298eebef64518af94b30b6d4a8a359
+  body: sha256 d02cd52bd845b322aaf76330054cd912
   comment: What did not succeed in a job that has ended: failed tasks and refused rows; null: nothing.
 
 function penstock._end_short_claim(text[], integer, penstock.claim_pick)
@@ -6769,7 +6769,7 @@ function penstock.explain_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ab9d8e20e54803deb247bf36d02ceef5
+  body: sha256 4a4ea675c7016e5555095897f8a5c9f9
   comment: The state of a job and what happens next, as text, with the id of the task that will run next.
   grant to authenticated: execute
   grant to service_role: execute
@@ -8155,7 +8155,7 @@ function penstock.spend(date)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 94ffd7305f2c7c9d20e9b98fbd2185ca
+  body: sha256 831cb62af2da20275c0e9e40ce95d0f9
   comment: Costs and revenue of a month in the base currency: {month, currency, fixed, fixed_total, variable_total, by_provider, by_type, taken_at, by_plan, revenue, margin}. Variable costs are those of the newest snapshot.
   grant to service_role: execute
 

@@ -21,11 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import uvicorn
 
 from penstock import server, sources
+from penstock.api.development import Development
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -42,6 +44,7 @@ RUN_AXE = """async () => {
   return result.violations.filter((each) => ["serious", "critical"].includes(each.impact))
     .map((each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 160) + " " + node.failureSummary.slice(0, 200)).join(" | ")}`);
 }"""
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +84,8 @@ class Served:
         self.errors: list[str] = []
         self._contexts: list[Any] = []
 
-    def page(self, credential: str, **options: Any) -> Any:
-        """Open a page in a new browser context, signed in."""
+    def open(self, **options: Any) -> Any:
+        """Open a page in a new browser context."""
         context = self._chromium.new_context(viewport=DESK, reduced_motion="reduce", **options)
         self._contexts.append(context)
         page = context.new_page()
@@ -100,6 +103,11 @@ class Served:
                 or self.errors.append(f"request to {sent.url}")
             ),
         )
+        return page
+
+    def page(self, credential: str, **options: Any) -> Any:
+        """Open a page in a new browser context, signed in."""
+        page = self.open(**options)
         page.goto(f"{self.base}/dashboard/sign-in")
         page.fill("#credential", credential)
         page.click("button.primary")
@@ -181,9 +189,7 @@ def check_pages(page: Any, base: str, paths: list[str], axe: str, first: int = 0
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size(size)
             found += [f"{path} {scheme} {size['width']}: {line}" for line in page.evaluate(RUN_AXE)]
-            wide = page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
+            wide = page.evaluate(TOO_WIDE)
             if wide > 0:
                 found.append(f"{path} {size['width']}: {wide} pixels too wide")
     return found
@@ -217,6 +223,25 @@ def test_every_page_without_data_is_accessible_and_fits(served: Served, db: Any,
     served.errors = [error for error in served.errors if "/nowhere" not in error]
     member = served.page(key(db, "viewer", tenant(db, "New")))
     assert check_pages(member, served.base, ["/", "/jobs", "/usage", "/settings"], axe, 2) == []
+
+
+def test_header_of_development_fits_a_phone(
+    db: Any, dashboard_settings: Any, chromium: Any, axe: str, tmp_path: Path
+) -> None:
+    developer = Development(uuid4(), "penstock_dev_1", tenant="a tenant with a long name")
+    tenant(db, developer.tenant)
+    with serving(server.application(dashboard_settings, developer=developer), chromium) as served:
+        page = served.open()
+        page.goto(f"{served.base}/dev/login?token={developer.token}")
+        assert page.is_visible("text=View as tenant")
+        for path in ("/", "/jobs", "/settings"):
+            page.goto(f"{served.base}/dashboard{path}")
+            page.wait_for_selector("html.scripted")
+            page.evaluate(axe)
+            for size in (PHONE, DESK):
+                page.set_viewport_size(size)
+                assert page.evaluate(TOO_WIDE) <= 0, (path, size)
+                assert page.evaluate(RUN_AXE) == [], (path, size)
 
 
 def test_failed_task_can_be_found_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:

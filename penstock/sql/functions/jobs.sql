@@ -71,9 +71,10 @@ create or replace function penstock._end_reason(p_job_id uuid, p_failed bigint, 
 returns text language sql stable set search_path = penstock, pg_temp as $$
   -- Refused rows have no tasks: a bulk job without failures is completed, and says what it left out.
   select nullif(concat_ws('; ', case when p_failed > 0
-      then format('%s of %s %s failed', p_failed, p_total, case when p_total = 1 then 'task' else 'tasks' end) end,
-    (select format('%s of %s %s refused', b.refused, b.total, case when b.total = 1 then 'row' else 'rows' end)
-     from bulks b
+      then format('%s of %s %s failed', p_failed, p_total,
+        case when p_total = 1 then 'task' else 'tasks' end) end,
+    (select format('%s of %s %s refused', b.refused, b.total,
+       case when b.total = 1 then 'row' else 'rows' end) from bulks b
      where b.job_id = p_job_id and b.refused > 0)), '')
 $$;
 comment on function penstock._end_reason(uuid, bigint, bigint) is

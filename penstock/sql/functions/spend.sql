@@ -156,7 +156,7 @@ begin
     'fixed_total', round(v_fixed_total, 2), 'variable_total', coalesce(v_snapshot.total, 0),
     'by_provider', coalesce(v_snapshot.by_provider, '{}'), 'by_type', coalesce(v_snapshot.by_type, '{}'),
     'taken_at', v_snapshot.taken_at, 'by_plan', v_plans, 'revenue', v_revenue,
-    'margin', round(v_revenue - v_fixed_total - coalesce(v_snapshot.total, 0), 2));
+    'margin', round(v_revenue - v_fixed_total - coalesce(v_snapshot.total, 0), 6));
 end
 $$;
 comment on function penstock.spend(date) is
