@@ -26,7 +26,7 @@ from penstock import (
 )
 from penstock.contract import bulks, jobs, tasks
 from penstock.contract.bulks import Taken
-from penstock.postgres import db as db_module
+from penstock.postgres import json_batches
 from penstock.sdk.bulk_rows import pack
 from penstock.sdk.bulk_type import BulkType
 from penstock.types import BulkResult
@@ -326,10 +326,12 @@ async def test_large_rows_are_sent_in_parts_of_bounded_size() -> None:
         sizes.append(len(part.dumps(part.obj)))
 
     rows = ({"number": n, "data": {"text": "x" * 1_000_000}} for n in range(40))
-    await db_module.send_in_batches(rows, send, max_items=5000, dumps=json.dumps)
+    await json_batches.send_in_batches(rows, send, max_items=5000, dumps=json.dumps)
     assert max(sizes) < 10_000_000 and sum(sizes) > 40_000_000
     sizes.clear()
-    await db_module.send_in_batches(({"n": n} for n in range(20_000)), send, max_items=5000, dumps=json.dumps)
+    await json_batches.send_in_batches(
+        ({"n": n} for n in range(20_000)), send, max_items=5000, dumps=json.dumps
+    )
     assert len(sizes) == 4, "small rows go in few parts"
 
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from penstock import settings, testing
-from penstock.errors import Invalid, NotFound, Unavailable
+from penstock.errors import Invalid, NotFound, Unauthenticated, Unavailable
 from penstock.postgres import db as database
 
 
@@ -39,6 +39,36 @@ async def test_a_transaction_commits_all_calls_or_none(db: testing.Database) -> 
                     await database.call(inner, "set_tenant_weight", p_tenant_id=uuid.uuid4(), p_weight=2)
             await database.call(connection, "create_tenant", p_name="acme")
     assert len(db.execute("select * from penstock.tenants")) == 1
+
+
+async def test_a_pool_with_setup_runs_each_statement_after_the_setup(db: testing.Database) -> None:
+    """Setup and statement are one transaction: both or neither, and nothing stays on the connection."""
+    hostile = "x'; drop schema penstock cascade; -- %s \\ {a} é"
+    setup = "select set_config('penstock.actor', %s, true); select 1"
+    seen = "select current_setting('penstock.actor', true), %s::text, pg_current_xact_id_if_assigned()::text"
+    async with database.pool(db.dsn, max_size=1) as pool:
+        calls = database.PoolWithSetup(pool, setup, (hostile,))
+        assert await database.rows(calls, seen, (hostile,)) == [(hostile, hostile, None)]
+        assert await database.value(calls, "create_tenant", p_name=hostile)
+        with pytest.raises(NotFound, match="no such tenant"):
+            await database.call(calls, "set_tenant_weight", p_tenant_id=uuid.uuid4(), p_weight=2)
+        assert (await database.rows(pool, seen, ("",)))[0][0] in (None, ""), "the setup was local"
+        async with database.transaction(calls) as conn:
+            assert (await database.rows(conn, seen, ("",)))[0][0] == hostile
+        reading = database.PoolWithSetup(pool, setup, ("a",), read_only=True)
+        assert await database.rows(reading, seen, ("b",)) == [("a", "b", None)]
+        with pytest.raises(Unavailable, match="read-only transaction"):
+            await database.value(reading, "create_tenant", p_name="bravo")
+    assert [row["name"] for row in db.execute("select name from penstock.tenants")] == [hostile]
+
+
+async def test_a_failing_setup_prevents_the_statement(db: testing.Database) -> None:
+    """So a revoked key starts no job, although its check and the start are one message."""
+    async with database.pool(db.dsn) as pool:
+        calls = database.PoolWithSetup(pool, "select penstock._refuse(401, 'unauthenticated', 'no')", ())
+        with pytest.raises(Unauthenticated):
+            await database.value(calls, "create_tenant", p_name="acme")
+    assert db.execute("select from penstock.tenants") == []
 
 
 def test_call_sync_works_outside_the_event_loop(db: testing.Database) -> None:

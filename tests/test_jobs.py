@@ -18,6 +18,7 @@ from penstock import testing
 from penstock.contract import dead_letters, filters, jobs, kinds, tenants, workers
 from penstock.errors import Conflict, Invalid, NotFound, TooLarge
 from penstock.postgres import db as database
+from penstock.postgres import json_batches
 from penstock.types import Job, Phase
 
 STEP = {"name": "step", "max_attempts": 2, "backoff_seconds": 0}
@@ -93,7 +94,7 @@ async def test_large_tasks_are_sent_in_small_batches() -> None:
         async def send(part: Any) -> None:
             sent.append(part)
 
-        assert await database.send_in_batches(tasks, send, max_items=max_items) == len(sent)
+        assert await json_batches.send_in_batches(tasks, send, max_items=max_items) == len(sent)
         return sent
 
     parts = await chunks(steps(100, text="x" * 200_000), 10_000)

@@ -68,6 +68,7 @@ _EXPOSED = ("ETag", "Content-Range", "Idempotency-Replayed", "Location", "Retry-
 
 _ROUTES = (
     jobs.start_routes,
+    jobs.read_routes,
     jobs.forecast_routes,
     jobs.routes,
     job_types.routes,

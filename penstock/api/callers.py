@@ -252,26 +252,43 @@ class Callers:
         Raises Unauthenticated if the caller's key has been revoked or has expired, and Limited if the share
         is used up.
         """
+        calls = self._calls(caller, read_only, is_export)
+        async with self._share(caller, is_export), db.connection(calls) as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def calling(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Database]:
+        """What makes each statement a transaction as this caller, in one message to the database.
+
+        For handlers with one statement: the caller's key is checked with it, not before. Otherwise as
+        `acting`.
+        """
+        async with self._share(caller):
+            yield self._calls(caller, read_only)
+
+    @asynccontextmanager
+    async def _share(self, caller: Caller, is_export: bool = False) -> AsyncGenerator[None]:
         if caller.role == "service_role":
-            # The audit log shows which service key or session was used; users are identified by the claims.
-            is_named = caller.is_key or (caller.claims.get("sub") and (caller.session or not caller.token))
-            actor = f"service:{caller.claims['sub']}" if is_named else ""
-            async with self._transaction(
-                self._pools.service, caller, actor, self._milliseconds, read_only
-            ) as conn:
-                yield conn
+            yield
             return
-        pool, shares = self._pools.users, self.connections
-        milliseconds = self._read_milliseconds if read_only else self._milliseconds
-        if is_export:
-            pool, shares, milliseconds = self._pools.exports, self.exports, self._milliseconds
+        shares = self.exports if is_export else self.connections
         with self.counting(caller):
             async with (
                 shares.take(caller.share, caller.name),
                 _limited(self._export_seconds if is_export else None),
-                self._transaction(pool, caller, "", milliseconds, read_only) as conn,
             ):
-                yield conn
+                yield
+
+    def _calls(self, caller: Caller, read_only: bool, is_export: bool = False) -> db.PoolWithSetup:
+        """Transactions as this caller."""
+        if caller.role == "service_role":
+            # The audit log shows which service key or session was used; users are identified by the claims.
+            is_named = caller.is_key or (caller.claims.get("sub") and (caller.session or not caller.token))
+            actor = f"service:{caller.claims['sub']}" if is_named else ""
+            return _as_caller(self._pools.service, caller, actor, self._milliseconds, read_only)
+        pool = self._pools.exports if is_export else self._pools.users
+        milliseconds = self._read_milliseconds if read_only and not is_export else self._milliseconds
+        return _as_caller(pool, caller, "", milliseconds, read_only)
 
     @asynccontextmanager
     async def acting_for(self, caller: Caller) -> AsyncGenerator[tuple[db.Connection, UUID | None]]:
@@ -285,22 +302,9 @@ class Callers:
                 yield conn, None
             return
         user_id, service = UUID(str(caller.claims["sub"])), replace(caller, role="service_role")
-        async with self._transaction(
-            self._pools.service, service, f"user:{user_id}", self._milliseconds, False
-        ) as conn:
+        calls = _as_caller(self._pools.service, service, f"user:{user_id}", self._milliseconds, False)
+        async with db.connection(calls) as conn:
             yield conn, user_id
-
-    @asynccontextmanager
-    async def _transaction(
-        self, pool: db.Pool, caller: Caller, actor: str, milliseconds: str, read_only: bool
-    ) -> AsyncGenerator[db.Connection]:
-        async with db.transaction_with_setup(
-            pool,
-            _BECOME_SESSION if caller.session else _BECOME_KEY if caller.is_key else _BECOME,
-            (caller.role, json.dumps(caller.claims), actor, milliseconds),
-            read_only=read_only,
-        ) as conn:
-            yield conn
 
     @contextmanager
     def counting(self, caller: Caller) -> Generator[None]:
@@ -390,6 +394,14 @@ class Callers:
             if len(self._homes) > MOST_KNOWN:
                 self._homes.popitem(last=False)
         return replace(caller, tenant=tenant_id)
+
+
+def _as_caller(
+    pool: db.Pool, caller: Caller, actor: str, milliseconds: str, read_only: bool
+) -> db.PoolWithSetup:
+    become = _BECOME_SESSION if caller.session else _BECOME_KEY if caller.is_key else _BECOME
+    values = (caller.role, json.dumps(caller.claims), actor, milliseconds)
+    return db.PoolWithSetup(pool, become, values, read_only)
 
 
 @asynccontextmanager

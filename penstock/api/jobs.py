@@ -25,7 +25,7 @@ from penstock.api.pages import (
     filter_query,
     page,
 )
-from penstock.api.routes import Conn, Route, StartRoute, router, tag_of
+from penstock.api.routes import Calls, Conn, Route, StartRoute, StatementRoute, router, tag_of
 from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid, NotFound
 from penstock.sdk.app import App
@@ -121,7 +121,9 @@ class DrawingRoute(Route):
 
 
 class StartJobRoute(DrawingRoute, StartRoute):
-    """The same for a route whose SQL function stores the idempotency key."""
+    """The same for a route whose SQL function stores the idempotency key, in one statement."""
+
+    has_one_statement = True
 
 
 class JobStarted(BaseModel):
@@ -226,12 +228,13 @@ class TaskIds(BaseModel):
 routes = router("jobs")
 forecast_routes = router("jobs", DrawingRoute)
 start_routes = router("jobs", StartJobRoute)
+read_routes = router("jobs", StatementRoute)
 
 
 @start_routes.post("/jobs/start", status_code=201)
 async def start_job(
     request: Request,
-    conn: Conn,
+    calls: Calls,
     job: JobRequest,
     idempotency_key: Annotated[
         str | None,
@@ -248,7 +251,7 @@ async def start_job(
     }  # fmt: skip
     with tracing.sending(job.type, traceparent) as arguments["traceparent"]:
         if job.tasks is not None:
-            return JobStarted(id=await jobs.start(conn, **arguments))
+            return JobStarted(id=await jobs.start(calls, **arguments))
         # Tasks that the app drew are trusted; tasks that a user wrote are checked by start_job.
         async with request.app.state.callers.acting_for(request.state.caller) as (service, user_id):
             return JobStarted(id=await jobs.start_drawn(service, user_id=user_id, **arguments))
@@ -273,8 +276,8 @@ async def list_jobs(
     return page([JobResponse.of(job) for job in found], limit, lambda job: job.id)
 
 
-@routes.get("/jobs/{job_id:uuid}")
-async def get_job(request: Request, response: Response, conn: Conn, job_id: UUID) -> JobDetail:
+@read_routes.get("/jobs/{job_id:uuid}")
+async def get_job(request: Request, response: Response, conn: Calls, job_id: UUID) -> JobDetail:
     """Get a job with its progress, files and result."""
     found = await jobs.get(conn, job_id=job_id)
     job = JobResponse.of(found)

@@ -115,6 +115,8 @@ class Route(APIRoute):
     """Whether only service credentials are accepted."""
     is_export = False
     """Whether the request may take long, on a connection for exports."""
+    has_one_statement = False
+    """Whether the handler makes one statement, or each may be a transaction of its own: see `Calls`."""
     is_key_passed_on = False
     """Whether the handler passes the idempotency key to a function that stores it."""
     scope: Scope = "start"
@@ -144,7 +146,12 @@ class Route(APIRoute):
                 sent = again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
                 await self.prepare(request, sent)
             is_read = request.method == "GET"
-            async with callers.acting(caller, read_only=is_read, is_export=self.is_export) as conn:
+            open_database = (
+                callers.calling(caller, read_only=is_read)
+                if self.has_one_statement
+                else callers.acting(caller, read_only=is_read, is_export=self.is_export)
+            )
+            async with open_database as conn:
                 request.state.conn = conn
                 if is_read:
                     response = _tagged(request, await handle(again))
@@ -168,7 +175,7 @@ class Route(APIRoute):
         return caller
 
     async def _once(
-        self, conn: db.Connection, key: str, request: Request, body: bytes, handle: Handler
+        self, conn: db.Database, key: str, request: Request, body: bytes, handle: Handler
     ) -> Response:
         """Answer a request with an idempotency key: replay the stored response, if there is one."""
         content = b"\n".join(
@@ -263,6 +270,12 @@ class StartRoute(Route):
     is_key_passed_on = True
 
 
+class StatementRoute(Route):
+    """A route whose handler makes one statement, or a few that need no common transaction."""
+
+    has_one_statement = True
+
+
 class SecretRoute(AdminRoute):
     """A route whose response contains a secret that is shown once."""
 
@@ -281,6 +294,9 @@ async def _conn(request: Request) -> db.Connection:
 
 Conn = Annotated[db.Connection, Depends(_conn)]
 """The request's connection, in a transaction as the caller."""
+
+Calls = Annotated[Any, Depends(_conn)]
+"""The request's database, on which each statement is a transaction as the caller."""
 
 
 def with_body(request: Request, body: bytes) -> Request:

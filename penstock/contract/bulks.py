@@ -17,7 +17,7 @@ import pydantic_core
 
 from penstock import sources
 from penstock.contract import filters
-from penstock.postgres import db
+from penstock.postgres import db, json_batches
 from penstock.types import Bulk, BulkOptions, BulkResult, BulkSummary, RowsAdded, RowState, given
 
 FIELDS: Mapping[str, filters.Field] = {
@@ -109,7 +109,8 @@ def describe(source: Any) -> dict[str, Any]:
 
 def batches(source: Iterable[Row]) -> Iterator[bytes]:
     """The rows of a source as JSON arrays, as `PreparedRows` reads them again."""
-    return (text.encode() for text in db.json_arrays(map(_document, source), max_items=PART, dumps=_text))
+    texts = json_batches.json_arrays(map(_document, source), max_items=PART, dumps=_text)
+    return (text.encode() for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ async def add_rows(
                 await send(db.Json([], dumps=lambda _, text=text: text))
         else:
             is_file = isinstance(rows, sources.Source)
-            await db.send_in_batches(
+            await json_batches.send_in_batches(
                 map(_document, rows), send, max_items=PART, dumps=_text, in_thread=is_file
             )
         await send(db.Json([]), load)

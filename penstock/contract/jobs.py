@@ -13,7 +13,7 @@ from uuid import UUID
 
 from penstock.contract import filters, sqlalchemy_sessions
 from penstock.errors import Invalid, Unavailable
-from penstock.postgres import db
+from penstock.postgres import db, json_batches
 from penstock.types import (
     Attempt,
     Explanation,
@@ -185,7 +185,8 @@ async def start_many(
         [opened] = await db.call(conn, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
         if opened["is_new"]:
             send = partial(db.call, conn, "add_tasks", p_job_id=opened["job_id"])
-            if not await db.send_in_batches(tasks, lambda batch: send(p_tasks=batch), max_items=chunk):
+            sent = await json_batches.send_in_batches(tasks, lambda b: send(p_tasks=b), max_items=chunk)
+            if not sent:
                 raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
         return opened["job_id"]
 

@@ -18,33 +18,29 @@ import random
 import re
 import socket
 import time
-from collections import deque
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Coroutine,
     Generator,
-    Iterable,
     Iterator,
     Sequence,
 )
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from decimal import Decimal
 from functools import lru_cache
-from itertools import islice
 from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
 import pydantic_core
 import structlog
 from psycopg import sql
-from psycopg.rows import dict_row, tuple_row
+from psycopg.rows import AsyncRowFactory, dict_row, tuple_row
 from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
 from penstock.errors import Invalid, PenstockError, Unavailable, from_database
-from penstock.postgres.pool import Pool, Row
+from penstock.postgres.pool import Pool, PoolWithSetup, Row, T
 
 log = structlog.get_logger("penstock.postgres.db")
 
@@ -57,7 +53,6 @@ Json = Jsonb
 
 # The server is stopping, crashed, is starting, is a standby, ended an idle session, or is out of connections.
 _LOST_STATES = {"57P01", "57P02", "57P03", "25006", "57P05", "53300"}
-_BATCH_BYTES = 8_000_000
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _CONNECTION: dict[str, Any] = {
     "autocommit": True,
@@ -81,7 +76,7 @@ class ConnectionLost(Unavailable):
     """The connection to the database broke, or none could be opened."""
 
 
-Database: TypeAlias = Pool | Connection
+Database: TypeAlias = Pool | PoolWithSetup | Connection
 """What the functions below and those of the nouns run on: a pool, or a connection of the caller."""
 
 
@@ -249,20 +244,22 @@ async def transaction_with_setup(
 @asynccontextmanager
 async def connection(database: Database) -> AsyncGenerator[Connection]:
     """A connection from the pool, or the given connection itself."""
-    if isinstance(database, AsyncConnectionPool):
-        async with database.connection() as conn:
-            yield conn
-    else:
-        yield database
+    match database:
+        case AsyncConnectionPool():
+            async with database.connection() as conn:
+                yield conn
+        case PoolWithSetup(pool, setup, values, read_only):
+            async with transaction_with_setup(pool, setup, values, read_only=read_only) as conn:
+                yield conn
+        case _:
+            yield database
 
 
 async def call(database: Database, function: str, **arguments: Any) -> list[Row]:
     """Call `penstock.<function>` with named arguments; returns its rows."""
     statement = _statement(function, tuple(arguments))
     with _translated(arguments):
-        async with connection(database) as conn, conn.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(statement, _adapted(arguments))
-            return await cursor.fetchall()
+        return await _fetch(database, statement, _adapted(arguments), dict_row)
 
 
 async def rows(
@@ -270,9 +267,7 @@ async def rows(
 ) -> list[tuple[Any, ...]]:
     """Run a fixed statement; returns its rows as tuples. For the hot path and for reading views."""
     with _translated({f"argument {n}": value for n, value in enumerate(arguments)}):
-        async with connection(database) as conn, conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
-            await cursor.execute(statement, arguments)
-            return await cursor.fetchall()
+        return await _fetch(database, statement, arguments, tuple_row, binary=binary)
 
 
 async def value(database: Database, function: str, **arguments: Any) -> Any:
@@ -283,86 +278,25 @@ async def value(database: Database, function: str, **arguments: Any) -> Any:
 
 async def document(database: Database, function: str, **arguments: Any) -> Any:
     """Call a function that returns a JSON document with amounts of money: fractions become Decimals."""
-    text = sql.SQL("select ({})::text").format(_call(function, tuple(arguments)))
+    text = sql.SQL("select ({})::text").format(_call(function, tuple(arguments))).as_bytes()
     with _translated(arguments):
-        async with connection(database) as conn, conn.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(text, _adapted(arguments))
-            [(found,)] = await cursor.fetchall()
+        [(found,)] = await _fetch(database, text, _adapted(arguments), tuple_row)
     return json.loads(found, parse_float=Decimal)
 
 
-async def send_in_batches(
-    items: Iterable[Any],
-    send: Callable[[Json], Coroutine[Any, Any, Any]],
+async def _fetch(
+    database: Database,
+    statement: LiteralString | bytes,
+    arguments: Row | Sequence[Any],
+    row_factory: AsyncRowFactory[T],
     *,
-    max_items: int,
-    dumps: Callable[[Any], str] = json.dumps,
-    in_thread: bool = False,
-) -> int:
-    """Send items as JSON arrays of at most `max_items` and a few megabytes; returns the number of batches.
-
-    The next batch is read while the database works on one: in a thread, if reading may take long.
-    """
-    sending: asyncio.Task[Any] | None = None
-    count = 0
-    try:
-        async for batch in _batches(items, max_items, dumps, in_thread):
-            if sending is not None:
-                await sending
-            sending = asyncio.create_task(send(batch))
-            count += 1
-        if sending is not None:
-            await sending
-    finally:
-        # After an error too, no statement may still run when the caller ends the transaction.
-        if sending is not None and not sending.done():
-            await asyncio.wait([sending])
-    return count
-
-
-def json_arrays(items: Iterable[Any], *, max_items: int, dumps: Callable[[Any], str]) -> Iterator[str]:
-    """The batches of `send_in_batches` as JSON texts."""
-    stream = iter(items)
-    while deque(_fill_batch([], texts := list[str](), stream, max_items, dumps), 0) or texts:
-        yield f"[{','.join(texts)}]"
-
-
-async def _batches(
-    items: Iterable[Any], max_items: int, dumps: Callable[[Any], str], in_thread: bool
-) -> AsyncGenerator[Json]:
-    stream = iter(items)
-    while True:
-        batch: list[Any] = []
-        texts: list[str] = []
-        steps = _fill_batch(batch, texts, stream, max_items, dumps)
-        if in_thread:
-            await asyncio.to_thread(deque, steps, 0)
-        else:
-            for _ in steps:
-                # Lets the event loop send the previous batch.
-                await asyncio.sleep(0)
-        if not batch:
-            return
-        yield _as_json_array(batch, texts)
-
-
-def _fill_batch(
-    batch: list[Any], texts: list[str], stream: Iterator[Any], max_items: int, dumps: Callable[[Any], str]
-) -> Iterator[None]:
-    """Read a batch in steps. Each item is serialised once."""
-    size, step = 0, 1
-    while size < _BATCH_BYTES and (some := list(islice(stream, min(step, max_items - len(batch))))):
-        batch += some
-        texts.append(dumps(some)[1:-1])
-        size += len(texts[-1])
-        # Large items are read one by one, so that a batch never exceeds its size by much.
-        step = min(100, 2 * step) if len(texts[-1]) < _BATCH_BYTES // 100 else max(1, step // 2)
-        yield
-
-
-def _as_json_array(batch: list[Any], texts: list[str]) -> Json:
-    # Keeps the items too, so that an error can name the field that holds a bad value.
-    return Json(batch, dumps=lambda _: f"[{','.join(texts)}]")
+    binary: bool = False,
+) -> list[T]:
+    if isinstance(database, PoolWithSetup):
+        return await database.fetch(statement, arguments, row_factory)
+    async with connection(database) as conn, conn.cursor(row_factory=row_factory, binary=binary) as cursor:
+        await cursor.execute(statement, arguments)
+        return await cursor.fetchall()
 
 
 def exact_json(document: Any) -> Json:

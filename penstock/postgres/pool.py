@@ -1,14 +1,18 @@
-"""The pool of connections, which survives a restart of the server."""
+"""The pool of connections, which survives a restart of the server, and transactions of one statement."""
 
 from __future__ import annotations
 
 import select
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
+from psycopg.rows import AsyncRowFactory
 from psycopg_pool import AsyncConnectionPool
 
 Row: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 class Pool(AsyncConnectionPool[psycopg.AsyncConnection[Row]]):
@@ -42,3 +46,33 @@ async def _is_alive(conn: psycopg.AsyncConnection[Any]) -> bool:
     except psycopg.Error:
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class PoolWithSetup:
+    """A pool on which each statement is a transaction of its own that begins with setup statements.
+
+    The setup and the statement are one message, which PostgreSQL runs as one transaction: one round trip
+    instead of three. Such a message has no parameters, so the driver quotes the values.
+    """
+
+    pool: Pool
+    setup: LiteralString
+    values: Sequence[Any]
+    read_only: bool = False
+
+    async def fetch(
+        self,
+        statement: LiteralString | bytes,
+        arguments: Mapping[str, Any] | Sequence[Any],
+        row_factory: AsyncRowFactory[T],
+    ) -> list[T]:
+        """The rows of the statement; those of the setup are not read."""
+        async with self.pool.connection() as conn:
+            cursor = psycopg.AsyncClientCursor(conn, row_factory=row_factory)
+            parts = (cursor.mogrify(self.setup, self.values), cursor.mogrify(statement, arguments))
+            begin = "set transaction read only; " if self.read_only else ""
+            await cursor.execute((begin + "; ".join(parts)).encode(conn.info.encoding))
+            while cursor.nextset():
+                pass
+            return await cursor.fetchall()

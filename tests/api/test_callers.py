@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import jwt
+import psycopg
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -812,3 +813,29 @@ def test_issuer_and_audience_come_from_settings(db: testing.Database, api_settin
     with TestClient(api.create(found)) as client:
         assert client.get("/api/me", headers=bearer(token(ANN, aud="ours"))).status_code == 200
         assert client.get("/api/me", headers=bearer(token(ANN))).status_code == 401
+
+
+def test_starting_and_reading_a_job_are_single_messages(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller, the check of the key, the statement and its commit are one message to PostgreSQL."""
+    ann = world.join("ann")
+    key = bearer(world.key("member", ann.tenant))
+    world.db.execute("select penstock.define_kind('noop', '{\"raw_tasks\": true}')")
+    world.client.get("/api/me", headers=key)
+    messages: list[bytes] = []
+    execute = psycopg.AsyncCursor[Any].execute
+
+    async def recorded(cursor: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        messages.append(query if isinstance(query, bytes) else str(query).encode())
+        return await execute(cursor, query, *arguments, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", recorded)
+    job = {"type": "report", "tasks": [{"kind": "noop"}]}
+    started = world.client.post("/api/jobs/start", headers=key, json=job)
+    assert started.status_code == 201, started.text
+    [start] = [message for message in messages if b"start_job" in message]
+    assert messages == [start] and b"check_key()" in start and b"'role'" in start
+    messages.clear()
+    assert world.client.get(f"/api/jobs/{started.json()['id']}", headers=key).status_code == 200
+    assert len(messages) == 2 and all(b"set transaction read only" in message for message in messages)
