@@ -4177,6 +4177,14 @@ function penstock._lanes_of_tenant(uuid)
   body: sha256 47fa586fec7a80c1e36c9af1f4a75a92
   comment: The lanes and priorities in which the tenant has tasks that can be claimed.
 
+function penstock._lanes_to_claim(text[])
+  arguments: p_task_types text[]
+  returns: integer[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d6589f7c25d414bb3360a542b1bf91fc
+  comment: The lanes of these kinds in which a claim looks for tasks: with many lanes, only those that have tasks.
+
 function penstock._lapse_weights()
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
@@ -4868,28 +4876,28 @@ function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
   body: sha256 0330caee34e93208e5c18eaf324139f3
   comment: Locks the next rows of ready in one lane and returns them.
 
-function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
-  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
+function penstock._pick_gated(integer[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
+  arguments: p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 920aba7f3c27ab968c067b2b751c97df
+  body: sha256 9bc7ecad5dbac23245a364c484d877aa
   comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
 
-function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
-  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone
+function penstock._pick_open(integer[], integer, uuid[], timestamp with time zone)
+  arguments: p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamp with time zone
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dc9bbb7fb010bb5a567bfebf7e46c6da
+  body: sha256 8c5b7c2cb869a360016752fed8eefe4e
   comment: Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.
 
-function penstock._pick_round(text[], integer, uuid[], timestamp with time zone, text, boolean, boolean, boolean)
-  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_gated text, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
+function penstock._pick_round(integer[], integer, uuid[], timestamp with time zone, text, boolean, boolean, boolean)
+  arguments: p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_gated text, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d2695542428532f5cef30cbedb3267e6
+  body: sha256 d398044ebbe47e09ab76ebc30b7c2bb7
   comment: Locks the next rows of ready, of lanes without limits and of gated lanes (p_gated: first, last or none). p_holds_nothing: earlier rounds leased no task, so a lock may be waited for.
 
 function penstock._plan(penstock.tenants, timestamp with time zone)
@@ -6420,7 +6428,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 326702c3faada2484a4553a2d627c354
+  body: sha256 889d592310bca80503fb0d6d6eac9945
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -7234,7 +7242,7 @@ function penstock.next_opening(text[])
   returns: double precision
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 b7264ac674bf4df89468f7dccda8fa40
+  body: sha256 59536d58d1820a0f71f7b2d5365db2e2
   comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 

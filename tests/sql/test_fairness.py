@@ -345,6 +345,61 @@ class TestLanes:
         assert found == {busy.tenant: 20, idle.tenant: 20}
 
 
+def many_lanes(sql: Contract) -> None:
+    sql.execute(
+        "select penstock.define_kind('k' || n, '{\"raw_tasks\": true}') from generate_series(1, 400) n"
+    )
+    sql.execute("select penstock._lane('k' || n, null, null, n % 2 = 0) from generate_series(1, 400) n")
+
+
+class TestManyLanes:
+    """There may be thousands: one of each kind, and of each tenant with limits of its own for a provider."""
+
+    @pytest.mark.parametrize("kinds", [None, ["k1", "k2", "k3"]])
+    def test_a_claim_does_not_look_into_empty_lanes(self, sql: Contract, kinds: list[str] | None) -> None:
+        many_lanes(sql)
+        query = "select sum(idx_scan) as n from pg_stat_xact_user_tables where relname = 'ready'"
+        for tasks in ([], ["k1"], ["k1", "k2"]):
+            if tasks:
+                sql.start(tasks)
+            before = sql.one(query)
+            assert len(sql.claim(3, kinds=kinds)) == len(tasks)
+            sql.value("next_opening", task_types=kinds)
+            assert sql.one(query) - before < 40
+
+    def test_all_get_their_turn(self, sql: Contract, clock: Clock) -> None:
+        many_lanes(sql)
+        sql.execute("select setseed(0.5)")
+        sql.start([f"k{n}" for n in range(1, 9) for _ in range(40)])
+        found: Counter[str] = Counter()
+        for _ in range(60):
+            found.update(task["kind"] for task in sql.claim(2))
+            clock.advance(milliseconds=250)
+        assert len(found) == 8 and min(found.values()) > 4
+
+    def test_only_the_kinds_of_the_worker_are_claimed(self, sql: Contract) -> None:
+        many_lanes(sql)
+        sql.start(["k1", "k2", "k3", "k4"])
+        assert {task["kind"] for task in sql.claim(9, kinds=["k2", "k3"])} == {"k2", "k3"}
+        assert {task["kind"] for task in sql.claim(9)} == {"k1", "k4"}
+
+    def test_what_commits_behind_the_clock_is_found(self, sessions: Sessions, clock: Clock) -> None:
+        """B1/late-commits: also where the claim goes from one lane with tasks to the next."""
+        clock.freeze()
+        worker, slow = sessions.open(), sessions.open()
+        many_lanes(worker)
+        tenant(worker).start(["k1"] * 500)
+        with slow.connection.transaction():
+            late = slow.start(["k1"])
+            while worker.claim(50):
+                clock.advance(milliseconds=250)
+        found = worker.claim(5)
+        if not found:
+            clock.advance(milliseconds=1000 * worker.value("next_opening") + 1)
+            found = worker.claim(5)
+        assert [task["job_id"] for task in found] == [late]
+
+
 class TestLate:
     def test_what_commits_behind_the_clock_is_found_beside_a_backlog(
         self, sessions: Sessions, clock: Clock

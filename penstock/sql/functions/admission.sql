@@ -136,7 +136,7 @@ comment on function penstock._is_under_pressure(penstock.endpoints, timestamptz)
   'delayed.';
 
 create or replace function penstock._pick_gated(
-  p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamptz,
+  p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamptz,
   p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean)
 returns penstock.claim_pick language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql. Its statements are planned with the settings of claim_tasks, its only caller.
@@ -159,7 +159,7 @@ begin
       select x.id, x.endpoint_id,
         case when x.swept_at < p_now - interval '1 second' then 0 else x.read_from end as read_from
       from lanes x
-      where x.is_gated and (p_task_types is null or x.kind = any (p_task_types))
+      where x.id = any (p_lanes) and x.is_gated
         and (x.endpoint_id is null or x.endpoint_id <> all (v_closed))
       order by random() offset 0) as l
     where exists (select from ready r where r.lane_id = l.id and r.vtime >= l.read_from)
@@ -195,7 +195,8 @@ begin
   return _reserve_pick(v_pick, p_now, p_may_wait);
 end
 $$;
-comment on function penstock._pick_gated(text[], integer, uuid[], timestamptz, boolean, boolean, boolean) is
+comment on function penstock._pick_gated(
+  integer[], integer, uuid[], timestamptz, boolean, boolean, boolean) is
   'Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their '
   'endpoints, within quotas and budgets, and counts them there.';
 
@@ -380,17 +381,17 @@ returns double precision language plpgsql stable security definer set search_pat
   set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := _now();
+  v_lanes integer[] := _lanes_to_claim(p_task_types);
   v_at timestamptz;
 begin
   -- A task queued behind a lane's clock is found by the next claim that reads the whole lane. With no other
   -- work there would be no such claim for a long time.
   select max(l.swept_at) + interval '1 second' into v_at from lanes l
-  where (p_task_types is null or l.kind = any (p_task_types)) and l.swept_at >= v_now - interval '1 second'
+  where l.id = any (v_lanes) and l.swept_at >= v_now - interval '1 second'
     and not exists (
       select from endpoint_states s
       where s.endpoint_id = l.endpoint_id and greatest(s.open_at, s.closed_until) > v_now);
-  if exists (select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)))
-  then
+  if exists (select from lanes l where l.id = any (v_lanes) and l.is_gated) then
     v_at := least(v_at, _next_provider_opening(p_task_types, v_now));
   end if;
   return extract(epoch from v_at - v_now)::double precision;

@@ -79,6 +79,7 @@ language plpgsql security definer set search_path = penstock, pg_temp
 declare
   v_lease_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_stopped uuid[] := array(select c.job_id from chores c where c.verb <> 'unpark');
+  v_lanes integer[] := _lanes_to_claim(p_task_types);
   v_gated text;
   v_now timestamptz;
   v_may_wait boolean := true;
@@ -92,15 +93,17 @@ begin
     return;
   end if;
   -- In random order: neither sort of lane starves the other. Tasks that leave a failing provider come first.
-  v_gated := case when not exists (
-    select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)))
+  v_gated := case when not exists (select from lanes l where l.id = any (v_lanes) and l.is_gated)
     then 'none' when _is_any_failing() and _reroute(
       p_task_types, p_max_tasks, v_stopped, _now()) > 0 or random() < 0.5 then 'first' else 'last' end;
   for v_round in 1 .. 10 loop
     v_now := _now();  -- The last round may have waited for a lock.
+    if v_round > 1 or v_gated <> 'none' then
+      v_lanes := _lanes_to_claim(p_task_types);  -- Tasks may have been moved to other lanes.
+    end if;
     -- Accounts come last in the lock order: with some locked, wait for nothing.
     v_may_wait := v_may_wait and v_pick.has_reserved is not true;
-    v_pick := _pick_round(p_task_types, v_wanted, v_stopped, v_now, v_gated, v_round = 1, v_claimed = 0,
+    v_pick := _pick_round(v_lanes, v_wanted, v_stopped, v_now, v_gated, v_round = 1, v_claimed = 0,
       v_may_wait);
     continue when v_pick.tids = '{}' and (v_pick.is_more
       or v_gated <> 'none' and _reroute(p_task_types, v_wanted, v_stopped, v_now) > 0);
@@ -155,8 +158,36 @@ $$;
 comment on function penstock._check_claim(text, integer, integer) is
   'Rejects a claim with invalid arguments.';
 
+create or replace function penstock._lanes_to_claim(p_task_types text[])
+returns integer[] language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_lanes integer[];
+  v_count integer;
+begin
+  select coalesce(array_agg(l.id) filter (where p_task_types is null or l.kind = any (p_task_types)), '{}'),
+    count(*)
+  into v_lanes, v_count from (select id, kind from lanes limit 101) as l;
+  if v_count <= 100 then
+    return v_lanes;
+  end if;
+  -- From one lane with tasks to the next: there may be thousands without. Not with few lanes, because this
+  -- reads rows of claimed tasks that vacuum has not removed, and lanes.read_from spares the claim those.
+  return array(
+    with recursive busy as (
+      (select r.lane_id from ready r order by r.lane_id limit 1)
+      union all
+      select (select r.lane_id from ready r where r.lane_id > b.lane_id order by r.lane_id limit 1)
+      from busy b where b.lane_id is not null
+    )
+    select l.id from busy b join lanes l on l.id = b.lane_id
+    where p_task_types is null or l.kind = any (p_task_types));
+end
+$$;
+comment on function penstock._lanes_to_claim(text[]) is
+  'The lanes of these kinds in which a claim looks for tasks: with many lanes, only those that have tasks.';
+
 create or replace function penstock._pick_round(
-  p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamptz, p_gated text,
+  p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamptz, p_gated text,
   p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean)
 returns penstock.claim_pick language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see above.
@@ -165,12 +196,12 @@ declare
   v_open tid[];
 begin
   if p_gated = 'first' then
-    v_pick := _pick_gated(p_task_types, p_max, p_stopped, p_now, p_is_first_round, p_holds_nothing,
+    v_pick := _pick_gated(p_lanes, p_max, p_stopped, p_now, p_is_first_round, p_holds_nothing,
       p_may_wait);
   end if;
-  v_open := _pick_open(p_task_types, p_max - cardinality(v_pick.tids), p_stopped, p_now);
+  v_open := _pick_open(p_lanes, p_max - cardinality(v_pick.tids), p_stopped, p_now);
   if p_gated = 'last' and cardinality(v_open) < p_max then
-    v_pick := _pick_gated(p_task_types, p_max - cardinality(v_open), p_stopped, p_now, p_is_first_round,
+    v_pick := _pick_gated(p_lanes, p_max - cardinality(v_open), p_stopped, p_now, p_is_first_round,
       p_holds_nothing and v_open = '{}', p_may_wait);
   end if;
   v_pick.tids := v_pick.tids || v_open;
@@ -178,7 +209,7 @@ begin
 end
 $$;
 comment on function penstock._pick_round(
-  text[], integer, uuid[], timestamptz, text, boolean, boolean, boolean) is
+  integer[], integer, uuid[], timestamptz, text, boolean, boolean, boolean) is
   'Locks the next rows of ready, of lanes without limits and of gated lanes (p_gated: first, last or none). '
   'p_holds_nothing: earlier rounds leased no task, so a lock may be waited for.';
 
@@ -205,7 +236,7 @@ comment on function penstock._end_short_claim(text[], integer, penstock.claim_pi
   'overdue upkeep, and wakes workers if the next claim may find tasks. The pick is that of the last round.';
 
 create or replace function penstock._pick_open(
-  p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamptz)
+  p_lanes integer[], p_max integer, p_stopped uuid[], p_now timestamptz)
 returns tid[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_tids tid[];
@@ -215,7 +246,7 @@ begin
     from (
       -- Once a second a claim reads a lane from its start and finds tasks that were committed late.
       select l.id, case when l.swept_at < p_now - interval '1 second' then 0 else l.read_from end as read_from
-      from lanes l where not l.is_gated and (p_task_types is null or l.kind = any (p_task_types))
+      from lanes l where l.id = any (p_lanes) and not l.is_gated
       order by random()
     ) as l
     cross join lateral (
@@ -240,7 +271,7 @@ begin
   return v_tids;
 end
 $$;
-comment on function penstock._pick_open(text[], integer, uuid[], timestamptz) is
+comment on function penstock._pick_open(integer[], integer, uuid[], timestamptz) is
   'Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.';
 
 create or replace function penstock._swap_in_best_priority(p_tids tid[])
