@@ -255,7 +255,7 @@ def test_alerts_name_tenants_and_keys(site: Any, sample: Any) -> None:
 
 
 def test_grid_and_files_have_a_row_for_each_document_of_a_common_plan(site: Any, sample: Any) -> None:
-    tasks = [{"kind": "render", "key": "plan"}]
+    tasks: list[dict[str, Any]] = [{"kind": "render", "key": "plan"}]
     for name in ("1 Springs", "2 Brooks"):
         tasks.append({"kind": "write", "key": name, "after": ["plan"]})
         tasks.append({"kind": "typeset", "key": f"{name} pdf", "after": ["plan", name]})
