@@ -110,6 +110,8 @@ class Cells:
         self._places: dict[UUID, int] = {}
         self._seen: datetime | None = None
         self._tenants: OrderedDict[tuple[str, object], UUID] = OrderedDict()
+        # Python 3.11 can drop a cancellation (see upkeep.end): loops also read this.
+        self._is_ending = asyncio.Event()
 
     # The cell of a request
 
@@ -222,32 +224,36 @@ class Cells:
                     db.pool(cell.database_url, name="penstock cells", min_size=0, max_size=2, wait_seconds=2)
                 )
             await db.retry_until_available(self._refresh)
+            self._is_ending.clear()
             tasks = [asyncio.create_task(self._keep_refreshed())]
             tasks += [asyncio.create_task(self._run(number, app)) for number, app in self._apps.items()]
             try:
                 yield
             finally:
+                self._is_ending.set()
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, number: int, app: FastAPI) -> None:
         """Run the application of one cell. It starts when its database can be reached."""
-        while True:
+        while not self._is_ending.is_set():
             try:
                 async with app.router.lifespan_context(app):
                     self._ready.add(number)
                     try:
-                        await asyncio.Event().wait()
+                        await self._is_ending.wait()
                     finally:
                         self._ready.discard(number)
             except Exception as error:
                 # Such as a login with too many rights. The other cells are served meanwhile.
                 logger.error("the cell cannot be served", cell=number, error=str(error))
-                await asyncio.sleep(RESTART_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RESTART_SECONDS):
+                        await self._is_ending.wait()
 
     async def _keep_refreshed(self) -> None:
-        while True:
+        while not self._is_ending.is_set():
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self._refresh()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from psycopg.types.json import Jsonb
 
 from penstock import routing, server
 from penstock.api.limits import Rate
 from penstock.cells import apply, move
-from penstock.errors import Limited
+from penstock.errors import Limited, Unavailable
 from penstock.settings import Settings
 from penstock.storage.objects import Folder
 from tests.conftest import Eventually
@@ -244,6 +246,29 @@ def test_a_cell_that_cannot_be_served_is_named_in_the_log_and_tried_again(
     assert "more rights than a user" in lines[0]["error"]
     assert served_status(client, far) == (503, "cell_unavailable")
     assert served_status(client, key_of(pair.old, pair.tenant)) == (200, None)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+async def test_an_api_ends_although_a_cell_drops_its_cancellation(
+    pair: Pair, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a connection pool does in Python 3.11 when the event that it waits for comes at the same moment."""
+    monkeypatch.setattr(routing, "RESTART_SECONDS", 0.01)
+    starting = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        starting.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        if not is_served:
+            raise Unavailable("away")
+        yield
+
+    settings = Settings(database_url=pair.dbs[0].dsn, jwt_secret=SECRET)
+    cells = routing.Cells(pair.cells, {1: FastAPI(lifespan=lifespan)}, settings, Rate(per_second=1, burst=1))
+    async with asyncio.timeout(30), cells.running():
+        await starting.wait()
 
 
 def served_status(client: TestClient, headers: dict[str, str]) -> tuple[int, str | None]:
