@@ -87,13 +87,13 @@ def test_call_accepts_only_valid_function_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ({"p_name": "a\0b"}, "name holds a NUL character"),
-        ({"p_name": "a\ud800"}, "name holds half of a surrogate pair"),
-        ({"p_name": "a", "p_value": {"x": [1, {"y": "\0"}]}}, r"value\.x\[1\]\.y holds a NUL"),
-        ({"p_name": "a", "p_value": {"x\0": 1}}, "a key of value holds a NUL"),
-        ({"p_name": "a", "p_value": {"x": "\udfff"}}, r"value\.x holds half of a surrogate"),
-        ({"p_name": "a", "p_value": {"x": float("nan")}}, r"value\.x holds a number that is not finite"),
-        ({"p_name": "a", "p_value": database.Json([float("inf")])}, r"value\[0\] holds a number that is not"),
+        ({"p_name": "a\0b"}, "name contains a NUL character"),
+        ({"p_name": "a\ud800"}, "name contains an unpaired surrogate"),
+        ({"p_name": "a", "p_value": {"x": [1, {"y": "\0"}]}}, r"value\.x\[1\]\.y contains a NUL"),
+        ({"p_name": "a", "p_value": {"x\0": 1}}, "a key of value contains a NUL"),
+        ({"p_name": "a", "p_value": {"x": "\udfff"}}, r"value\.x contains an unpaired"),
+        ({"p_name": "a", "p_value": {"x": float("nan")}}, r"value\.x contains a number that is not finite"),
+        ({"p_name": "a", "p_value": database.Json([float("inf")])}, r"value\[0\] contains a number that is not"),
     ],
 )
 def test_a_value_that_postgresql_cannot_store_is_rejected_with_its_field(

@@ -1,6 +1,6 @@
-"""Actions: one thing done to many jobs or dead letters, and how far it is.
+"""Actions: one verb applied to many jobs or dead letters, and their progress.
 
-They are started where the things are: `jobs.act`, `dead_letters.act`.
+`job_actions.act` and `dead_letters.act` start them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ select id, actor, verb, reason, total, done, refused, refusal, created_at, finis
 from penstock.actions where """
 
 
-async def get(where: db.Pool | db.Connection, *, action_id: UUID) -> Action:
-    """An action, as far as it is."""
-    rows = await db.rows(where, _ACTIONS + "id = %s", (action_id,))
+async def get(database: db.Database, *, action_id: UUID) -> Action:
+    """An action and its progress."""
+    rows = await db.rows(database, _ACTIONS + "id = %s", (action_id,))
     if not rows:
         raise NotFound("there is no such action", code="unknown_action")
     return Action(*rows[0])
 
 
-async def list(where: db.Pool | db.Connection, *, limit: int = 20) -> builtins.list[Action]:
-    """The latest actions: one's own, or for the service all."""
-    rows = await db.rows(where, _ACTIONS + "true order by id desc limit %s", (filters.page(limit),))
+async def list(database: db.Database, *, limit: int = 20) -> builtins.list[Action]:
+    """The latest actions of the caller; for the service, of everyone."""
+    rows = await db.rows(database, _ACTIONS + "true order by id desc limit %s", (filters.page(limit),))
     return [Action(*row) for row in rows]

@@ -1,4 +1,4 @@
-"""Bulk jobs: take the rows of a source, look, confirm, undo; and what a worker needs to load the rows."""
+"""Bulk jobs: start from the rows of a source, read, export, undo; and the calls of workers that load rows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FIELDS: Mapping[str, filters.Field] = {
 }
 PART = 5000
 MAX_ROW_BYTES = 262_144
-"""Default of the setting `max_input_bytes`: the size of a row as JSON above which the database refuses it."""
+"""Default of the setting `max_input_bytes`: the database rejects rows whose JSON is larger."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _SAMPLE = 1000
-"""Rows whose results decide the columns of an export."""
+"""The result columns of an export are those of this many first rows."""
 _PAGE = 250
 """Rows read at once. Decoding more would block other requests of the process."""
 
@@ -51,7 +51,7 @@ group by state order by count(*) desc, state"""
 
 
 class Row(Protocol):
-    """What a source gives: a number as a person sees it, what is in it, and why it cannot be read."""
+    """A row of a source: its number as people see it, its values, and why it cannot be read, if so."""
 
     @property
     def number(self) -> int: ...
@@ -63,7 +63,7 @@ class Row(Protocol):
 
 @dataclass(slots=True)
 class Numbered:
-    """A row that was no file's."""
+    """A row that does not come from a file."""
 
     number: int
     data: Mapping[str, Any]
@@ -71,7 +71,7 @@ class Numbered:
 
 
 class Taken(NamedTuple):
-    """A row that is to be loaded."""
+    """A row that a worker loads next."""
 
     number: int
     key: str
@@ -83,39 +83,39 @@ class Taken(NamedTuple):
 
 
 def opened(source: Any) -> AbstractContextManager[Iterable[Any]]:
-    """The source, opened if it is a path, and closed again then."""
+    """The source; a path is opened, and closed at the end of the context."""
     return sources.open(source) if isinstance(source, str | Path) else nullcontext(source)
 
 
 def numbered(source: Iterable[Any]) -> Iterable[Row]:
-    """The rows of a source. Plain dicts are counted."""
+    """The rows of a source. Plain dicts get numbers from 1."""
     return source if isinstance(source, sources.Source) else _counted(source)
 
 
 def _counted(source: Iterable[Any]) -> Iterator[Row]:
-    for place, row in enumerate(source, 1):
+    for number, row in enumerate(source, 1):
         if isinstance(row, Mapping):
-            yield Numbered(place, cast("Mapping[str, Any]", row))
+            yield Numbered(number, cast("Mapping[str, Any]", row))
         else:
             yield row
 
 
 def describe(source: Any) -> dict[str, Any]:
-    """What a source is, as it is kept with the job."""
+    """The description of a source that is stored with the job."""
     known = dict[str, Any](getattr(source, "description", None) or {"type": "rows"})
     columns = getattr(source, "columns", None)
     return {**known, "columns": columns} if columns else known
 
 
 def batches(source: Iterable[Row]) -> Iterator[bytes]:
-    """The rows of a source as JSON arrays, as `PreparedRows` reads them again."""
+    """The rows of a source as JSON arrays, for `PreparedRows`."""
     texts = json_batches.json_arrays(map(_document, source), max_items=PART, dumps=_text)
     return (text.encode() for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRows:
-    """Rows that another process has read and written to a file: JSON arrays, each after its length."""
+    """A file of rows that another process has read: JSON arrays, each after its length in four bytes."""
 
     path: Path
 
@@ -129,7 +129,7 @@ class PreparedRows:
 
 
 async def start(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     rows: Iterable[Row] | PreparedRows | None,
@@ -137,15 +137,14 @@ async def start(
     params: Mapping[str, Any] | None = None,
     **options: Unpack[BulkOptions],
 ) -> UUID:
-    """Make a bulk job of any number of rows in one transaction, from an iterable that is read as it is sent.
-    A file is read in a thread.
+    """Start a bulk job with any number of rows in one transaction; the iterable is read while it is sent.
 
-    An idempotency key that was used before gives its job and reads no row. Without rows, a worker reads them
-    from the source.
+    A file is read in a thread. An idempotency key that was used before returns its job and reads no row.
+    Without rows, a worker reads them from the source.
     """
-    async with db.transaction(where) as held:
+    async with db.transaction(database) as conn:
         [opened] = await db.call(
-            held,
+            conn,
             "open_bulk",
             p_type=type,
             p_source=dict(source or {}),
@@ -153,23 +152,23 @@ async def start(
             p_params=dict(params or {}),
         )
         if opened["is_new"] and rows is not None:
-            await add_rows(held, job_id=opened["job_id"], rows=rows)
+            await add_rows(conn, job_id=opened["job_id"], rows=rows)
         return opened["job_id"]
 
 
 async def add_rows(
-    where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row] | PreparedRows, load: bool = True
+    database: db.Database, *, job_id: UUID, rows: Iterable[Row] | PreparedRows, load: bool = True
 ) -> RowsAdded:
-    """Add rows to a bulk job that has not ended, in one transaction. Those it has already are left out.
+    """Add rows to a bulk job that has not ended, in one transaction. Rows that it already has are skipped.
 
-    With `load=False` they wait until the last ones come.
+    With `load=False` they wait for a later call that loads.
     """
     counts: builtins.list[dict[str, int]] = []
 
-    async with db.transaction(where) as held:
+    async with db.transaction(database) as conn:
 
         async def send(part: db.Json, load: bool = False) -> None:
-            counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
+            counts.append(await db.value(conn, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
 
         if isinstance(rows, PreparedRows):
             for text in rows:
@@ -184,8 +183,8 @@ async def add_rows(
 
 
 def row_bytes(row: Row, limit: int) -> int | None:
-    """The size of a row as the database counts it, if that is more than `limit`."""
-    # A character has at most six bytes as JSON. Few rows are so large that their bytes have to be counted.
+    """The size of a row as the database measures it, if it exceeds `limit`."""
+    # A character has at most six bytes as JSON. So most rows are below the limit without counting bytes.
     if _most_bytes(row.data) + 100 <= limit:
         return None
     text = json.dumps({"number": row.number, "data": row.data}, ensure_ascii=False, default=str)
@@ -216,7 +215,7 @@ def _document(row: Row) -> dict[str, Any]:
 
 
 def _text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as JSON. Text that PostgreSQL cannot store makes a row that is refused, and not a failed start."""
+    """Rows as JSON. A row with text that PostgreSQL cannot store is rejected; the other rows start."""
     try:
         text = pydantic_core.to_json(rows).decode()
         if "\\u0000" not in text:
@@ -234,7 +233,7 @@ def _storable(row: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, pydantic_core.PydanticSerializationError):
         pass
     column = next((name for name, value in row["data"].items() if _UNSTORABLE.search(f"{name}{value}")), "")
-    message = "it holds a NUL character, half of a surrogate pair, or what has no form in JSON"
+    message = "contains a NUL character, an unpaired surrogate or a value that JSON cannot represent"
     problem = {"code": "unstorable_text", "column": ascii(column)[1:-1], "message": message}
     return {"number": row["number"], "data": {}, "problem": problem}
 
@@ -242,100 +241,98 @@ def _storable(row: dict[str, Any]) -> dict[str, Any]:
 # A source that workers read and write
 
 
-async def source(
-    where: db.Pool | db.Connection, *, job_id: UUID
-) -> tuple[dict[str, Any], builtins.list[str]]:
-    """Where the rows of a job are from, and the columns that make their keys."""
+async def source(database: db.Database, *, job_id: UUID) -> tuple[dict[str, Any], builtins.list[str]]:
+    """The source of a job's rows, and the columns that form their keys."""
     [(found, key)] = await db.rows(
-        where, "select source, key from penstock.bulks where job_id = %s", (job_id,)
+        database, "select source, key from penstock.bulks where job_id = %s", (job_id,)
     )
     return found, key or []
 
 
-async def read_again(where: db.Pool | db.Connection, *, job_id: UUID) -> None:
-    """Let a worker read the Google Sheet of a job that has not ended once more: new rows are added."""
-    await db.call(where, "read_bulk_again", p_job_id=job_id)
+async def read_again(database: db.Database, *, job_id: UUID) -> None:
+    """Let a worker read the Google Sheet of a job that has not ended again, and add its new rows."""
+    await db.call(database, "read_bulk_again", p_job_id=job_id)
 
 
-# Looking
+# Reading
 
 
-async def get(where: db.Pool | db.Connection, *, job_id: UUID) -> Bulk:
+async def get(database: db.Database, *, job_id: UUID) -> Bulk:
     """A bulk job with its progress, what its tasks wait for, and its failures by cause."""
-    return Bulk.read(await db.document(where, "get_bulk", p_job_id=job_id))
+    return Bulk.read(await db.document(database, "get_bulk", p_job_id=job_id))
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_id: UUID | None = None,
     before: UUID | None = None,
     limit: int = 50,
 ) -> builtins.list[BulkSummary]:
-    """Bulk jobs, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = await filters.conditions(where, filter, FIELDS)
+    """Bulk jobs, newest first. The next page is `before` the id of the last job of this page."""
+    chosen = await filters.conditions(database, filter, FIELDS)
     if tenant_id is not None:
         chosen.append(("tenant_id = %s", [tenant_id]))
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     rows = await db.rows(
-        where, _BULKS + condition + " order by id desc limit %s", [*values, filters.page(limit)]
+        database, _BULKS + condition + " order by id desc limit %s", [*values, filters.page(limit)]
     )
     return [BulkSummary(*row) for row in rows]
 
 
 async def rows(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     states: Sequence[RowState] | None = None,
     after: int = -1,
     limit: int = 50,
 ) -> builtins.list[BulkResult]:
-    """Rows in the order of their numbers. The next page comes `after` the last number of this one."""
+    """Rows in the order of their numbers. The next page is `after` the last number of this page."""
     wanted = None if states is None else builtins.list(states)
-    found = await db.rows(where, _ROWS, (job_id, after, wanted, filters.page(limit)))
+    found = await db.rows(database, _ROWS, (job_id, after, wanted, filters.page(limit)))
     return [BulkResult(*row) for row in found]
 
 
-async def counts(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, int]:
-    """How many rows are in which state. Looks at each: of a large job that takes a while."""
-    found = await db.rows(where, _COUNTS, (job_id,))
+async def counts(database: db.Database, *, job_id: UUID) -> dict[str, int]:
+    """The number of rows by state. Reads all rows, which takes a while for a large job."""
+    found = await db.rows(database, _COUNTS, (job_id,))
     return {state: count for state, count in found}
 
 
 async def results(
-    where: db.Pool | db.Connection, *, job_id: UUID, states: Sequence[RowState] | None = None
+    database: db.Database, *, job_id: UUID, states: Sequence[RowState] | None = None
 ) -> AsyncIterator[BulkResult]:
     """All rows with their results, page by page."""
     after = -1
-    while page := await rows(where, job_id=job_id, states=states, after=after, limit=_PAGE):
+    while page := await rows(database, job_id=job_id, states=states, after=after, limit=_PAGE):
         for row in page:
             yield row
         after = page[-1].number
 
 
 async def export(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     format: str,
     out: IO[bytes],
     states: Sequence[RowState] | None = None,
 ) -> int:
-    """Write the rows with their original columns and what became of them; returns how many.
+    """Write the rows with their original columns and results; returns the number of rows.
 
-    A result that is an object has a column for each of its fields.
+    An object result has one column per field.
     """
-    bulk = await get(where, job_id=job_id)
+    bulk = await get(database, job_id=job_id)
     data = dict.fromkeys(bulk.source.get("columns") or [])
     fields: dict[str, None] = {}
     first: builtins.list[BulkResult] = []
     while len(first) < _SAMPLE:
         after = first[-1].number if first else -1
-        page = await rows(where, job_id=job_id, states=states, after=after, limit=_PAGE)
+        page = await rows(database, job_id=job_id, states=states, after=after, limit=_PAGE)
         first += page
         for row in page:
             data |= dict.fromkeys(row.data)
@@ -349,7 +346,7 @@ async def export(
         while page:
             # Formatting takes longer than reading: other requests of the process must not wait for it.
             await asyncio.to_thread(_add_to, table, page, added)
-            page = await rows(where, job_id=job_id, states=states, after=page[-1].number, limit=_PAGE)
+            page = await rows(database, job_id=job_id, states=states, after=page[-1].number, limit=_PAGE)
         await asyncio.to_thread(table.close)
     except BaseException:
         table.discard()
@@ -371,7 +368,7 @@ def _add_to(table: sources.Writer, page: Sequence[BulkResult], added: Mapping[st
 
 
 def _fields(output: Any) -> dict[str, Any]:
-    """A result as columns."""
+    """The columns of a result."""
     if isinstance(output, dict):
         return {f"result.{name}": value for name, value in cast("dict[str, Any]", output).items()}
     return {} if output is None else {"result": output}
@@ -387,25 +384,25 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
 
 
 async def undo(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     rows: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
 ) -> UUID:
-    """Start a job that undoes what was applied: of all rows or of some, every value or some."""
+    """Start a job that undoes applied changes: of all rows or some, of all values or some."""
     wanted = {"rows": rows, "names": names}
     filter = {name: builtins.list(some) for name, some in wanted.items() if some is not None}
-    return await db.value(where, "undo_bulk", p_job_id=job_id, p_filter=filter)
+    return await db.value(database, "undo_bulk", p_job_id=job_id, p_filter=filter)
 
 
-async def define_type(where: db.Pool | db.Connection, *, name: str, **values: Any) -> None:
-    """Say that jobs of a type are made from rows: key, batch, group_by, is_exclusive."""
+async def define_type(database: db.Database, *, name: str, **values: Any) -> None:
+    """Define a bulk type with key, batch, group_by and is_exclusive."""
     chosen = {name: value for name, value in values.items() if value is not None}
-    await db.call(where, "define_bulk_type", p_name=name, p_values=chosen)
+    await db.call(database, "define_bulk_type", p_name=name, p_values=chosen)
 
 
-# What tasks of a bulk job ask for. `by` is the running task: its id, worker and lease.
+# Calls of the tasks of a bulk job. `by` is the running task: its id, worker and lease.
 
 
 class By(NamedTuple):
@@ -416,51 +413,49 @@ class By(NamedTuple):
     lease: int
 
     def arguments(self) -> dict[str, Any]:
-        """As functions take it."""
+        """The parameters of SQL functions."""
         return {"p_task_id": self.task_id, "p_worker_id": self.worker_id, "p_lease": self.lease}
 
 
-async def take_rows(where: db.Connection, by: By, *, limit: int) -> builtins.list[Taken]:
+async def take_rows(database: db.Connection, by: By, *, limit: int) -> builtins.list[Taken]:
     """The next rows to load."""
-    found = await db.call(where, "take_bulk_rows", **by.arguments(), p_max=limit)
+    found = await db.call(database, "take_bulk_rows", **by.arguments(), p_max=limit)
     return [Taken(row["number"], row["key"], row["group_key"], row["data"]) for row in found]
 
 
 async def mark_rows(
-    where: db.Connection, by: By, *, rows: Sequence[Mapping[str, Any]], next_id: int | None
+    database: db.Connection, by: By, *, rows: Sequence[Mapping[str, Any]], next_id: int | None
 ) -> None:
-    """What became of rows that were taken."""
+    """Record the outcomes of rows that were taken."""
     marks = db.Json(builtins.list(rows))
-    await db.call(where, "mark_bulk_rows", **by.arguments(), p_rows=marks, p_next_id=next_id)
+    await db.call(database, "mark_bulk_rows", **by.arguments(), p_rows=marks, p_next_id=next_id)
 
 
 async def rows_of(
-    where: db.Connection, by: By, *, job_id: UUID, numbers: Sequence[int]
+    database: db.Connection, by: By, *, job_id: UUID, numbers: Sequence[int]
 ) -> builtins.list[Taken]:
     """Rows by their numbers."""
     chosen = builtins.list(numbers)
-    found = await db.call(where, "get_bulk_rows", **by.arguments(), p_job_id=job_id, p_numbers=chosen)
+    found = await db.call(database, "get_bulk_rows", **by.arguments(), p_job_id=job_id, p_numbers=chosen)
     return [Taken(row["number"], row["key"], None, row["data"]) for row in found]
 
 
-async def record_changes(where: db.Connection, by: By, *, changes: Sequence[Mapping[str, Any]]) -> None:
-    """What was applied."""
-    await db.call(where, "record_changes", **by.arguments(), p_changes=db.Json(builtins.list(changes)))
+async def record_changes(database: db.Connection, by: By, *, changes: Sequence[Mapping[str, Any]]) -> None:
+    """Record applied changes."""
+    await db.call(database, "record_changes", **by.arguments(), p_changes=db.Json(builtins.list(changes)))
 
 
-async def changes_to_undo(where: db.Connection, by: By) -> builtins.list[db.Row]:
-    """The changes that an undo task is to undo, newest first."""
-    return await db.call(where, "undo_changes", **by.arguments())
+async def changes_to_undo(database: db.Connection, by: By) -> builtins.list[db.Row]:
+    """The changes for an undo task to undo, newest first."""
+    return await db.call(database, "undo_changes", **by.arguments())
 
 
-async def rows_to_write(
-    where: db.Pool | db.Connection, *, job_id: UUID, limit: int = 1000
-) -> builtins.list[db.Row]:
-    """Rows that have ended and were not written back to their source yet."""
-    return await db.call(where, "bulk_rows_to_write", p_job_id=job_id, p_max=limit)
+async def rows_to_write(database: db.Database, *, job_id: UUID, limit: int = 1000) -> builtins.list[db.Row]:
+    """Ended rows whose outcome is not in their source yet."""
+    return await db.call(database, "bulk_rows_to_write", p_job_id=job_id, p_max=limit)
 
 
-async def mark_written(where: db.Pool | db.Connection, *, job_id: UUID, written: Mapping[int, str]) -> int:
-    """Note which states of which rows were written back."""
+async def mark_written(database: db.Database, *, job_id: UUID, written: Mapping[int, str]) -> int:
+    """Record the states of rows that were written to the source."""
     numbers, states = builtins.list(written), builtins.list(written.values())
-    return await db.value(where, "mark_rows_written", p_job_id=job_id, p_numbers=numbers, p_states=states)
+    return await db.value(database, "mark_rows_written", p_job_id=job_id, p_numbers=numbers, p_states=states)

@@ -6,7 +6,6 @@ import asyncio
 import builtins
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from decimal import Decimal
 from functools import partial
 from typing import Any, LiteralString, TypeAlias, Unpack
 from uuid import UUID
@@ -23,10 +22,8 @@ from penstock.types import (
     JobExplanation,
     JobOptions,
     JobStatus,
-    JobVerb,
     Task,
     TaskStatus,
-    Weight,
     given,
 )
 
@@ -77,21 +74,6 @@ from penstock.job_graph(%s, %s, %s)"""
 _TASK_KEYS: LiteralString = "select id, key from penstock.tasks where job_id = any (%s) and id = any (%s)"
 _COUNTS: LiteralString = """\
 select s.status, (select count(*) from (select from penstock.jobs where status = s.status and """
-# The jobs that each verb applies to.
-_APPLICABLE: dict[JobVerb, LiteralString] = {
-    "pause": "status in ('queued', 'running')",
-    "resume": "status = 'paused'",
-    "cancel": "status in ('queued', 'running', 'paused')",
-    "retry": "status in ('failed', 'running', 'paused')"
-    " and exists (select from penstock.dead_letters d where d.job_id = jobs.id)",
-}
-_FOUND: LiteralString = "with found as materialized (select id from penstock.jobs where "
-_WEIGH: LiteralString = """ order by id limit %s)
-select (select count(*) from found),
-  penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
-_ACT: LiteralString = """ order by id limit %s)
-select penstock.start_action(%s, array(select id::text from found), %s)"""
-_MAX_JOBS_PER_ACTION = 500_000
 
 
 # Starting
@@ -277,7 +259,7 @@ async def list(
     chosen = [
         *await filters.conditions(database, filter, FIELDS),
         *_equal(tenant_id=tenant_id, type=type, status=status),
-        *_of_tenants(tenant_ids),
+        *of_tenants(tenant_ids),
     ]
     if before is not None:
         chosen.append(("id < %s", [before]))
@@ -315,7 +297,7 @@ async def counts(
 ) -> dict[str, int]:
     """The number of matching jobs by status. Counts only up to `most` + 1, so that it stays cheap."""
     condition, values = filters.every(
-        [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
+        [*await filters.conditions(database, filter, FIELDS), *of_tenants(tenant_ids)]
     )
     statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
     return dict(await db.rows(database, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
@@ -437,63 +419,7 @@ async def retry(database: db.Database, *, job_id: UUID) -> int:
     return await db.value(database, "retry_job", p_job_id=job_id)
 
 
-async def weigh(
-    database: db.Database,
-    *,
-    verb: JobVerb,
-    filter: str = "",
-    ids: Sequence[UUID] | None = None,
-    tenant_ids: Sequence[UUID] | None = None,
-) -> Weight:
-    """How many jobs and tasks an `act` with the same arguments would affect, and its cost."""
-    found, values = await _matching(database, verb, filter, ids, tenant_ids)
-    statement = _FOUND + found + _WEIGH
-    [(count, weight)] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION + 1, verb])
-    return Weight(count, weight["tasks"], Decimal(weight["cost"]), weight["unpriced"], weight["is_part"])
-
-
-async def act(
-    database: db.Database,
-    *,
-    verb: JobVerb,
-    filter: str = "",
-    ids: Sequence[UUID] | None = None,
-    tenant_ids: Sequence[UUID] | None = None,
-    reason: str | None = None,
-) -> UUID:
-    """Apply a verb to the jobs with these ids, or to all that match; returns the id of the action.
-
-    Up to a hundred jobs are done at once; workers do the rest, and `actions` shows how many are done. Jobs
-    that the verb does not apply to are left out.
-    """
-    found, values = await _matching(database, verb, filter, ids, tenant_ids)
-    statement = _FOUND + found + _ACT
-    [[action_id]] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION, verb, reason])
-    return action_id
-
-
-async def _matching(
-    database: db.Database,
-    verb: JobVerb,
-    filter: str,
-    ids: Sequence[UUID] | None,
-    tenant_ids: Sequence[UUID] | None,
-) -> filters.Condition:
-    """The condition for the jobs that an action applies to."""
-    if verb not in _APPLICABLE:
-        allowed = ", ".join(_APPLICABLE)
-        raise Invalid(
-            f"verb must be one of {allowed} (got {verb!r})", code="invalid_verb", details={"field": "verb"}
-        )
-    chosen: builtins.list[filters.Condition] = [(_APPLICABLE[verb], [])]
-    if ids is None:
-        chosen += [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
-    else:
-        chosen.append(("id = any (%s)", [builtins.list(ids)]))
-    return filters.every(chosen)
-
-
-def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
+def of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
     """Restricts to tenants. Row security does that anyway, but this condition makes an index usable."""
     return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.contract import actions, dead_letters, jobs
+from penstock.contract import actions, dead_letters, job_actions
 from penstock.dashboard import actors, formatting, forms
 from penstock.dashboard.pages import READ_ONLY_MESSAGE, Conn, CurrentViewer, Page, Viewer, redirect, render
 from penstock.errors import Forbidden, Invalid
@@ -107,7 +107,7 @@ async def _estimate(
 ) -> Weight:
     tenant_ids = viewer.tenant_ids
     if noun == "jobs":
-        return await jobs.weigh(conn, verb=verb, filter=filter, ids=_uuids(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
+        return await job_actions.weigh(conn, verb=verb, filter=filter, ids=_uuids(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
     return await dead_letters.weigh(conn, verb=verb, filter=filter, ids=_numbers(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
 
 
@@ -122,7 +122,7 @@ async def _run(
 ) -> UUID:
     tenant_ids = viewer.tenant_ids
     if noun == "jobs":
-        return await jobs.act(
+        return await job_actions.act(
             conn,
             verb=verb,  # pyright: ignore[reportArgumentType]
             filter=filter,

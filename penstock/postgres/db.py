@@ -413,7 +413,7 @@ def _unstorable_argument(arguments: Row) -> Invalid | None:
         for path, found in _unstorable_values(
             value.obj if isinstance(value, Jsonb) else value, name.removeprefix("p_")
         ):
-            return Invalid(f"{path} holds {found}", code="unstorable_text", details={"field": path})
+            return Invalid(f"{path} contains {found}", code="unstorable_text", details={"field": path})
     return None
 
 
@@ -422,7 +422,7 @@ def _unstorable_values(value: object, path: str) -> Iterator[tuple[str, str]]:
         if "\0" in value:
             yield path, "a NUL character"
         elif any("\ud800" <= character <= "\udfff" for character in value):
-            yield path, "half of a surrogate pair"
+            yield path, "an unpaired surrogate"
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, "a number that is not finite (NaN or infinity)"
     elif isinstance(value, dict):

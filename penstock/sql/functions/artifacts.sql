@@ -491,16 +491,3 @@ returns boolean language sql volatile set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._is_orphaned(text) is
   'Whether a path belongs to a tenant of this cell and has no record.';
-
-create or replace function penstock._has_base64_file(p_document jsonb)
-returns boolean language sql immutable set search_path = penstock, pg_temp as $$
-  -- Thousands of upper-case and lower-case letters and
-  -- digits without a space are not text, hexadecimal or DNA.
-  select exists (
-    select from jsonb_path_query(p_document, '$.** ? (@.type() == "string")') as s(value)
-    cross join lateral (select s.value #>> '{}' as text) as x
-    where length(x.text) > 8192 and x.text ~ '^(data:[A-Za-z0-9/+.;=-]{0,100},)?[A-Za-z0-9+/_-]+={0,2}$'
-      and x.text ~ '[A-Z]' and x.text ~ '[a-z]' and x.text ~ '[0-9]')
-$$;
-comment on function penstock._has_base64_file(jsonb) is
-  'Whether a document contains a base64 string of more than 8,192 characters.';

@@ -80,13 +80,10 @@ declare
   v_lease_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_stopped uuid[] := array(select c.job_id from chores c where c.verb <> 'unpark');
   v_lanes integer[] := _lanes_to_claim(p_task_types);
-  v_gated text;
-  v_now timestamptz;
+  v_gated text; v_now timestamptz;
   v_may_wait boolean := true;
   v_pick claim_pick;
-  v_wanted integer := p_max_tasks;
-  v_leased integer;
-  v_claimed integer := 0;
+  v_wanted integer := p_max_tasks; v_leased integer; v_claimed integer := 0;
 begin
   perform _check_claim(p_worker_id, p_max_tasks, v_lease_seconds);
   if (_setting('maintenance'))::boolean then
