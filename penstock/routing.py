@@ -111,7 +111,7 @@ class Cells:
         self._seen: datetime | None = None
         self._tenants: OrderedDict[tuple[str, object], UUID] = OrderedDict()
         # Python 3.11 can drop a cancellation (see upkeep.end): loops also read this.
-        self._is_ending = asyncio.Event()
+        self._is_ending = asyncio.Event()  # That of `running`: it belongs to one event loop.
 
     # The cell of a request
 
@@ -224,7 +224,7 @@ class Cells:
                     db.pool(cell.database_url, name="penstock cells", min_size=0, max_size=2, wait_seconds=2)
                 )
             await db.retry_until_available(self._refresh)
-            self._is_ending.clear()
+            self._is_ending = asyncio.Event()
             tasks = [asyncio.create_task(self._keep_refreshed())]
             tasks += [asyncio.create_task(self._run(number, app)) for number, app in self._apps.items()]
             try:

@@ -3927,7 +3927,7 @@ function penstock._has_base64_file(jsonb)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9679f1087c63596fe3f66f0640d48a7f
+  body: sha256 ff32e2d1569861b5a86db034a852dae0
   comment: Whether a document contains a base64 string of more than 8,192 characters.
 
 function penstock._has_feature(text, text)
@@ -5884,6 +5884,14 @@ function penstock._tenant_tables(uuid)
   body: sha256 b1159eb8cec0f28a05fc0ad3db313541
   comment: The tables with rows of a tenant, parents first. compared: the columns that are equal in both databases; is_merged: rows are added to those that are there; is_kept: they stay after a move, as the marker of where the tenant was.
 
+function penstock._turn_of_gated_lanes(integer[], text[], integer, uuid[])
+  arguments: p_lanes integer[], p_task_types text[], p_max integer, p_stopped uuid[]
+  returns: text
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ef5d79a10df7bfbfc342cd37a4868633
+  comment: Whether a claim looks at gated lanes first, last or not at all (none). In random order, so that neither sort of lane starves the other.
+
 function penstock._uncount_calls(penstock.leases[])
   arguments: p_leases penstock.leases[]
   returns: void
@@ -6428,7 +6436,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 889d592310bca80503fb0d6d6eac9945
+  body: sha256 6f29107df32bf8e70c9f3c71213e5800
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 

@@ -80,19 +80,19 @@ declare
   v_lease_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_stopped uuid[] := array(select c.job_id from chores c where c.verb <> 'unpark');
   v_lanes integer[] := _lanes_to_claim(p_task_types);
-  v_gated text; v_now timestamptz;
+  v_gated text;
+  v_now timestamptz;
   v_may_wait boolean := true;
   v_pick claim_pick;
-  v_wanted integer := p_max_tasks; v_leased integer; v_claimed integer := 0;
+  v_wanted integer := p_max_tasks;
+  v_leased integer;
+  v_claimed integer := 0;
 begin
   perform _check_claim(p_worker_id, p_max_tasks, v_lease_seconds);
   if (_setting('maintenance'))::boolean then
     return;
   end if;
-  -- In random order: neither sort of lane starves the other. Tasks that leave a failing provider come first.
-  v_gated := case when not exists (select from lanes l where l.id = any (v_lanes) and l.is_gated)
-    then 'none' when _is_any_failing() and _reroute(
-      p_task_types, p_max_tasks, v_stopped, _now()) > 0 or random() < 0.5 then 'first' else 'last' end;
+  v_gated := _turn_of_gated_lanes(v_lanes, p_task_types, p_max_tasks, v_stopped);
   for v_round in 1 .. 10 loop
     v_now := _now();  -- The last round may have waited for a lock.
     if v_round > 1 or v_gated <> 'none' then
@@ -154,6 +154,23 @@ end
 $$;
 comment on function penstock._check_claim(text, integer, integer) is
   'Rejects a claim with invalid arguments.';
+
+create or replace function penstock._turn_of_gated_lanes(
+  p_lanes integer[], p_task_types text[], p_max integer, p_stopped uuid[])
+returns text language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  if not exists (select from lanes l where l.id = any (p_lanes) and l.is_gated) then
+    return 'none';
+  end if;
+  if _is_any_failing() and _reroute(p_task_types, p_max, p_stopped, _now()) > 0 then
+    return 'first';  -- Tasks that leave a failing provider come first.
+  end if;
+  return case when random() < 0.5 then 'first' else 'last' end;
+end
+$$;
+comment on function penstock._turn_of_gated_lanes(integer[], text[], integer, uuid[]) is
+  'Whether a claim looks at gated lanes first, last or not at all (none). In random order, so that neither '
+  'sort of lane starves the other.';
 
 create or replace function penstock._lanes_to_claim(p_task_types text[])
 returns integer[] language plpgsql stable set search_path = penstock, pg_temp as $$
