@@ -380,6 +380,31 @@ class TestSlides:
         place.one("select slides.delete_slide(%s)", slide)
         assert place.one("select subject from penstock.artifacts where id = %s", file) is None
 
+    @pytest.mark.parametrize("first", ["delete", "finish"])
+    def test_slide_is_deleted_while_its_conversion_ends(self, place: Place, first: str) -> None:
+        """R4.9/ownership: the thumbnail is kept by a slide that exists, or not at all."""
+        place.toggle()
+        slide, made = place.add(), place.file()
+        job = place.row(slide)["job_id"]
+        place.one("select slides.begin_thumbnail(%s, %s, %s)", place.tenant, slide, job)
+        calls = {
+            "delete": ("select slides.delete_slide(%s)", [slide]),
+            "finish": ("select slides.finish_thumbnail(%s, %s, %s, %s)", [place.tenant, slide, job, made]),
+        }
+        (_, other) = (call for name, call in sorted(calls.items(), key=lambda each: each[0] != first))
+        conn = place.db.connect()
+        with ThreadPoolExecutor(1) as pool:
+            with conn.transaction():
+                conn.execute(calls[first][0].encode(), calls[first][1])
+                waiting = pool.submit(place.one, other[0], *other[1])
+                wait_for_lock(place.db)
+                assert not waiting.done()
+            found = waiting.result(timeout=30)
+        assert found == (False if first == "delete" else "")
+        assert place.db.execute("select 1 from slides.slides where id = %s", [slide]) == []
+        kept = "select subject, kept_until from penstock.artifacts where id = %s"
+        assert [row["subject"] for row in place.db.execute(kept, [made])] == [None]
+
     def test_members_see_their_tenant_only(self, place: Place, other: Place) -> None:
         place.slide()
         other.slide()

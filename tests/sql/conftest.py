@@ -235,11 +235,12 @@ class Contract:
             "answer_wait", wait_id=self.wait_id(task, name), option=option, payload=Jsonb(payload)
         )
 
-    def operation_id(self, task: db.Row) -> uuid.UUID:
-        """The newest operation of the task."""
+    def operation_id(self, task: db.Row, number: int | None = None) -> uuid.UUID:
+        """The newest operation of the task, or the one with this number."""
         return self.one(
-            "select id from penstock.operations where job_id = %s and task_id = %s order by number desc limit 1",
-            task["job_id"], task["id"],
+            "select id from penstock.operations where job_id = %s and task_id = %s and number = coalesce(%s, number)"
+            " order by number desc limit 1",
+            task["job_id"], task["id"], number,
         )  # fmt: skip
 
     def park_operation(self, task: db.Row, worker: str = "w1") -> str:
@@ -252,15 +253,27 @@ class Contract:
             self.value("submit_operation", operation_id=begun["id"], **by, external_id=f"cc_{begun['id']}")
         return self.value("park_operation", operation_id=begun["id"], **by, seconds=30.0)
 
-    def tell_operation(self, task: db.Row) -> str:
+    def tell_operation(self, task: db.Row, number: int | None = None) -> str:
         """The webhook of the task's operation."""
-        return self.value("tell_operation", provider="cc", operation_id=self.operation_id(task))
+        return self.value("tell_operation", provider="cc", operation_id=self.operation_id(task, number))
 
-    def settle_operation(self, task: db.Row, worker: str = "w1") -> str:
-        """Complete the task's operation."""
+    def settle_operation(self, task: db.Row, worker: str = "w1", outcome: str = "completed") -> str:
+        """End the task's operation."""
         return self.value(
             "settle_operation", operation_id=self.operation_id(task), worker_id=worker, lease=task["lease"],
-            outcome="completed",
+            outcome=outcome,
+        )  # fmt: skip
+
+    def reconcile_operation(self, task: db.Row, number: int | None = None) -> str:
+        """The provider says that the task's operation is completed."""
+        operation_id = self.operation_id(task, number)
+        return self.value("reconcile_operation", operation_id=operation_id, outcome="completed")
+
+    def store_step(self, task: db.Row, name: str, output: Any, worker: str = "w1") -> Any:
+        """Store the result of a step of a running task."""
+        return self.value(
+            "store_step", task_id=task["id"], worker_id=worker, lease=task["lease"], name=name,
+            output=Jsonb(output),
         )  # fmt: skip
 
     def cancel_operation(self, task: db.Row) -> str:

@@ -45,6 +45,9 @@ VERBS: dict[str, Callable[[Contract, Scene], Any]] = {
     "tell": lambda sql, at: sql.tell_operation(at.task),
     "settle": lambda sql, at: sql.settle_operation(at.task),
     "cancel operation": lambda sql, at: sql.cancel_operation(at.task),
+    "tell late": lambda sql, at: sql.tell_operation(at.task, 1),
+    "reconcile": lambda sql, at: sql.reconcile_operation(at.task, 1),
+    "store step": lambda sql, at: sql.store_step(at.task, "step", 1),
     "claim": lambda sql, at: sql.claim(5, "w2", [at.kind], LEASE_SECONDS),
     "reclaim": lambda sql, at: sql.reclaim(),
     "upkeep": lambda sql, at: sql.upkeep(),
@@ -59,6 +62,10 @@ VERBS: dict[str, Callable[[Contract, Scene], Any]] = {
 PASSING = {"beat", "claim", "reclaim", "upkeep"}
 # What moves tasks between lanes, or ends them.
 ROUTED = {"complete", "fail", "kill", "claim", "reclaim", "upkeep", "add", "pause", "cancel", "retry"}
+# What meets the late success of an operation that timed out, while the task runs again or after it failed.
+LATE = {"tell late", "reconcile", "submit", "settle", "complete", "fail", "kill", "upkeep", "pause", "cancel", "retry",
+        "replay"}  # fmt: skip
+ONLY_LATE = {"tell late", "reconcile"}
 
 _numbers = count(1)
 
@@ -90,6 +97,14 @@ def scene(sql: Contract, clock: Clock, what: str) -> Scene:
         sql.park(task)
     elif what == "outside":
         sql.park_operation(task)
+    elif what == "timed out":
+        sql.park_operation(task)
+        sql.tell_operation(task)
+        again = sql.claim_one(kinds=[kind], seconds=LEASE_SECONDS)
+        sql.settle_operation(again, outcome="timeout")
+        sql.fail(again)
+        task = sql.claim_one(kinds=[kind], seconds=LEASE_SECONDS)
+        assert task["key"] == "a"
     elif what == "failed":
         sql.kill(task)
         sql.do_chores()
@@ -121,7 +136,9 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["running", "late", "paused", "waiting", "outside", "failed", "routed"])
+@pytest.mark.parametrize(
+    "what", ["running", "late", "paused", "waiting", "outside", "timed out", "failed", "routed"]
+)
 def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
     """R1.2/fence, R0.2/task-states: all pairs, the first committed or rolled back while the second is under way."""
     clock.freeze()
@@ -137,7 +154,8 @@ def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock
         return seen(one, at)
 
     # A route changes where a task is claimed from, not how it waits.
-    verbs = [verb for verb in VERBS if what != "routed" or verb in ROUTED]
+    wanted = {"routed": ROUTED, "timed out": LATE}.get(what, VERBS.keys() - ONLY_LATE)
+    verbs = [verb for verb in VERBS if verb in wanted]
     for first, second, does_commit in product(verbs, verbs, (True, False)):
         at = scene(one, clock, what)
         with one.connection.transaction(force_rollback=not does_commit):

@@ -303,6 +303,65 @@ class TestRaces:
         assert len(one.claim(5)) == 1
         one.check()
 
+    def test_late_webhook_while_the_retry_begins_its_operation(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """R4.3/late-success: the retry waits for a second operation, and the webhook of the first one wakes it."""
+        one, two, task, operation = self.submitted(sessions, clock)
+        settle(one, task, operation, "timeout")
+        one.fail(task)
+        task = one.claim_one()
+        with one.connection.transaction():
+            second = begin(one, task)
+            submit(one, task, second, "cc_2")
+            assert park(one, task, second) == "parked"
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked(two, call)
+        assert call.result() == "late"
+        self.settle_both(one, one.claim_one(), operation, second)
+
+    def test_late_webhook_while_the_retry_is_being_parked(self, sessions: Sessions, clock: Clock) -> None:
+        """R4.3/late-success: the next check of the second operation finds the first one's result."""
+        one, two, task, operation = self.submitted(sessions, clock)
+        settle(one, task, operation, "timeout")
+        one.fail(task)
+        task = one.claim_one()
+        second = begin(one, task)
+        submit(one, task, second, "cc_2")
+        with one.connection.transaction():
+            assert park(one, task, second) == "parked"
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked_or_done(two, call)
+        assert call.result() == "late"
+        clock.advance(seconds=30)
+        one.upkeep()
+        self.settle_both(one, one.claim_one(), operation, second)
+
+    def settle_both(self, sql: Contract, task: db.Row, first: dict[str, Any], second: dict[str, Any]) -> None:
+        """As the handler does: it uses the late result and cancels the second operation."""
+        assert settle(sql, task, first, "completed", result=1) == "completed"
+        assert settle(sql, task, second, "canceled") == "canceled"
+        sql.complete(task)
+        assert statuses(sql) == ["completed", "canceled"]
+        assert account(sql) == (1, 0), "the quota counts once"
+        sql.check()
+
+    def test_task_fails_while_its_operation_is_told_late(self, sessions: Sessions, clock: Clock) -> None:
+        """R4.3/late-success: the webhook finds no dead letter yet, and the next question does."""
+        one, two, task, operation = self.submitted(sessions, clock)
+        settle(one, task, operation, "timeout")
+        with one.connection.transaction():
+            one.kill(task)
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked_or_done(two, call)
+        assert call.result() == "late"
+        one.do_chores()
+        clock.advance(minutes=11)
+        assert take(one) == [(operation["id"], "timeout")]
+        assert said(one, operation, "completed") in ("replayed", "running")
+        assert one.claim_one()["id"] == task["id"]
+        one.check()
+
     def test_one_worker_gets_an_operation_to_ask_about(self, sessions: Sessions, clock: Clock) -> None:
         one, two, task, operation = self.submitted(sessions, clock)
         settle(one, task, operation, "timeout")

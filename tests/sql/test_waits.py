@@ -346,22 +346,17 @@ class TestJob:
 
 
 class TestStep:
-    def store(self, sql: Contract, task: db.Row, name: str, output: Any) -> Any:
-        return sql.value(
-            "store_step", task_id=task["id"], worker_id="w1", lease=task["lease"], name=name, output=Jsonb(output)
-        )  # fmt: skip
-
     def test_first_result_counts(self, sql: Contract) -> None:
         sql.start(1)
         task = sql.claim_one()
-        assert self.store(sql, task, "call", {"n": 1}) == {"n": 1}
-        assert self.store(sql, task, "call", {"n": 2}) == {"n": 1}
-        assert self.store(sql, task, "none", None) is None
+        assert sql.store_step(task, "call", {"n": 1}) == {"n": 1}
+        assert sql.store_step(task, "call", {"n": 2}) == {"n": 1}
+        assert sql.store_step(task, "none", None) is None
 
     def test_retry_finds_it(self, sql: Contract) -> None:
         job = sql.start(1)
         task = sql.claim_one()
-        self.store(sql, task, "call", {"n": 1})
+        sql.store_step(task, "call", {"n": 1})
         sql.fail(task)
         again = sql.claim_one()
         assert sql.rows("get_steps", job_id=job, task_id=again["id"]) == [
@@ -374,13 +369,13 @@ class TestStep:
         task = sql.claim_one()
         sql.reschedule(task)
         with sql.refused(410, "lease_lost"):
-            self.store(sql, task, "call", 1)
+            sql.store_step(task, "call", 1)
 
     def test_too_large_a_result_is_rejected(self, sql: Contract) -> None:
         sql.start(1)
         task = sql.claim_one()
         with sql.refused(413, "too_large", field="p_output"):
-            self.store(sql, task, "call", "x" * 300_000)
+            sql.store_step(task, "call", "x" * 300_000)
 
     def test_number_of_steps_is_limited(self, sql: Contract) -> None:
         sql.start(1)
@@ -389,7 +384,7 @@ class TestStep:
             """insert into penstock.steps select job_id, id, 's' || n, tenant_id, 1, now(), '1'
                from penstock.tasks, generate_series(1, 1000) as n where id = %s""", task["id"])  # fmt: skip
         with sql.refused(422, "too_many_steps"):
-            self.store(sql, task, "call", 1)
+            sql.store_step(task, "call", 1)
 
 
 @pytest.mark.parametrize(
