@@ -16,6 +16,8 @@ from penstock.postgres import db as database
 from penstock.sdk.operations import Operation, Settled
 from penstock.worker.reconcile import Reconcile
 
+pytestmark = pytest.mark.every_postgres
+
 
 class Refused(Exception):
     """As HTTP clients raise it."""

@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from penstock import App, Context, Invalid, WaitTimedOut, cli, testing
 from penstock.sdk.context import Waiting
 
+pytestmark = pytest.mark.every_postgres
+
 
 class Draft(BaseModel):
     text: str

@@ -24,6 +24,8 @@ from penstock.sdk.webhooks import Event, retry_due
 from penstock.settings import Settings
 from tests.api.conftest import SECRET
 
+pytestmark = pytest.mark.every_postgres
+
 KEY = "whsec_of_the_tests"
 STANDARD_KEY = base64.b64encode(b"a key of 24 or more bytes").decode()
 
@@ -155,7 +157,7 @@ def test_bad_deliveries_are_rejected_and_not_stored(site: Site) -> None:
     """R4.3/signature, R2.5/signature, S36"""
     body = json.dumps({"id": "evt_1", "type": "paid"}).encode()
     good = stripe(body)["Stripe-Signature"]
-    bad: list[tuple[bytes, list[tuple[str, str]]]] = [
+    forged: list[tuple[bytes, list[tuple[str, str]]]] = [
         (body + b" ", [("Stripe-Signature", good)]),
         (body, []),
         (body, [("Stripe-Signature", good), ("Stripe-Signature", good)]),
@@ -165,23 +167,26 @@ def test_bad_deliveries_are_rejected_and_not_stored(site: Site) -> None:
         (body, [("Stripe-Signature", good.replace("v1=", "v0="))]),
         (body, [("Stripe-Signature", "t=x,v1=y")]),
         (body, [("Stripe-Signature", f"t=1,{good}")]),
-        *(
-            (content, list(stripe(content).items()))
-            for content in (
-                b'{"id": "a", "id": "b"}',
-                b"[]",
-                b"{}",
-                b"\xff",
-                b'{"id": "evt_1", "type": "paid", "text": "\\u0000"}',
-                b'{"id": "evt\\u0000", "type": "paid"}',
-                b'{"id": "evt\\n1", "type": "paid"}',
-                b'{"id": "evt_1", "type": "paid", "number": 1e400}',
-            )
-        ),
     ]
-    for content, headers in bad:
+    unreadable = [
+        (b'{"id": "evt_1", "id": "evt_2", "type": "paid"}', "invalid_json"),
+        (b'{"id": "evt_1", "type": "paid", "data": {"a": 1, "a": 2}}', "invalid_json"),
+        (b"\xff", "invalid_json"),
+        (b"[]", "invalid_webhook"),
+        (b"{}", "invalid_webhook"),
+        (b'{"id": "evt_1", "type": "paid", "text": "\\u0000"}', "unstorable_text"),
+        (b'{"id": "evt\\u0000", "type": "paid"}', "unstorable_text"),
+        (b'{"id": "evt\\n1", "type": "paid"}', "invalid_webhook"),
+        (b'{"id": "evt_1", "type": "paid", "number": 1e400}', "unstorable_text"),
+    ]
+    every = [
+        *((content, headers, "bad_signature") for content, headers in forged),
+        *((content, list(stripe(content).items()), code) for content, code in unreadable),
+    ]
+    for content, headers, code in every:
         answer = site.client.post("/webhooks/stripe", content=content, headers=headers)
         assert (answer.status_code, answer.json()["status"]) == (400, 400), (content, headers)
+        assert answer.json()["code"] == code, (content, answer.json())
     assert site.client.post("/webhooks/nobody", content=body).status_code == 404
     assert site.client.post("/webhooks/stripe", content=b"x" * (10 << 20)).status_code == 413
     assert site.rows() == [] and site.seen == []

@@ -24,6 +24,8 @@ from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
 from penstock.worker.reconcile import Reconcile
 
+pytestmark = pytest.mark.every_postgres
+
 KEY = {"Authorization": "Bearer simulated"}
 UNFINISHED = "select 1 from penstock.jobs where type like 'thumbnail%' and finished_at is null"
 

@@ -13,6 +13,8 @@ import pytest
 from bench import webhooks
 from penstock import testing
 
+pytestmark = pytest.mark.every_postgres
+
 
 @pytest.mark.slow
 def test_every_object_has_one_result_and_one_charge(
