@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -245,33 +246,63 @@ def test_bad_jobs_are_refused(site: Site, changes: dict[str, Any], code: str) ->
     assert (answer.status_code, json.loads(answer.json()["details"])["code"]) == (422, code), answer.text
 
 
-def test_worker_of_the_seed_runs_with_supabase_js(site: Site, node: Node) -> None:
-    """R3.10/worker: its loop of claim, heartbeat, capacity, complete or reschedule, and release."""
+# The class as its authors wrote it.
+ORIGINAL_WORKER = "3e0a10a240722957210d354c02a5f02d8a69a1a62a1c26d04745ee5272626bb8"
+
+
+def work_as_original(site: Site, node: Node, rounds: int) -> list[tuple[str, Any]]:
+    """Run the original worker; what it asked over the wire, and what it was told."""
+    calls = json.loads(node("intake_worker.mjs", site.url, site.service_key, str(rounds)))
+    assert all(call.get("status", 200) in (200, 204) for call in calls), calls
+    return [(call["name"], call.get("got")) for call in calls if call["name"] != "log"]
+
+
+def test_original_worker_runs_unchanged_with_supabase_js(site: Site, node: Node) -> None:
+    """R3.10/worker: its TypeScript class: heartbeat, capacity, complete, usage, reschedule, failure, release."""
+    source = (Path(__file__).parents[1] / "api/rest/supabase_js/guardian_worker.ts").read_bytes()
+    assert hashlib.sha256(source).hexdigest() == ORIGINAL_WORKER
     ann = site.join("ann")
     payload = {"tenant_id": str(ann.tenant), "profile_id": str(ann.id)}
-    call(site, "enqueue_job_v3", job_type="ai_queue_pass1", job_name="a", job_payload=payload)
-    call(
-        site,
-        "enqueue_job_v3",
-        job_type="fast_queue_ocr",
-        job_name="b",
-        job_payload={**payload, "fails": True},
-        priority=2,
-    )
-    *jobs, idle = json.loads(node("intake_worker.mjs", site.url, site.service_key, "3"))
-    # The claim is fair between kinds, so either may be first.
-    done, failed = sorted(jobs, key=lambda job: job["type"])
-    assert "done" in done, jobs
-    assert (done["type"], done["beat"], done["done"], done["late"]) == ("ai_queue_pass1", True, True, False)
-    assert done["usage"]["ai_tokens_used"] == 700
-    assert (failed["type"], failed["failed"]) == ("fast_queue_ocr", True) and idle == {"idle": True}
+
+    def enqueue(kind: str, **more: Any) -> str:
+        return call(site, "enqueue_job_v3", job_type=kind, job_name="a", job_payload=payload | more)
+
+    def state(job: str) -> dict[str, Any]:
+        rows = site.http.get(f"/rest/v1/job_queue?id=eq.{job}", headers=bearer(site.service_key)).json()
+        return rows[0]
+
+    done = enqueue("ai_queue_pass1")
+    [claim, *asked] = work_as_original(site, node, 1)
+    assert claim[1][0]["job_id"] == done
+    [usage] = [got for name, got in asked if name == "track_ai_processing_usage"]
+    assert asked == [
+        ("update_job_heartbeat", True), ("acquire_api_capacity", True), ("complete_job", True),
+        ("track_ai_processing_usage", usage), ("release_api_capacity", None),
+    ]  # fmt: skip
+    assert (usage["ai_tokens_used"], usage["ai_processing_jobs"]) == (700, 1)
+    assert (state(done)["status"], state(done)["job_result"]) == ("completed", {"tokens_used": 700})
+    assert used(site, ann.tenant)["minutes"][0] == 1.5
+
+    failed = enqueue("fast_queue_ocr", fails=True)
+    [_, *asked] = work_as_original(site, node, 2)
+    assert asked == [("update_job_heartbeat", True), ("fail_job", True), ("claim_next_job_v3", [])]
+    assert (state(failed)["status"], state(failed)["error_details"]["message"]) == ("failed", "broken page")
+
+    # A failure gives its capacity back, too.
+    enqueue("ai_queue_pass1", fails=True)
+    assert [name for name, _ in work_as_original(site, node, 1)][-2:] == ["fail_job", "release_api_capacity"]
+    limits = "/rest/v1/api_rate_limits?provider_name=eq.openai&api_endpoint=eq.gpt-4o-mini"
+    [row] = site.http.get(limits, headers=bearer(site.service_key)).json()
+    assert row["active_requests"] == 0
+
     # The provider has no room: the job goes back for 30 to 45 seconds.
-    site.db.execute(
-        'select penstock.set_provider(\'openai/gpt-4o-mini\', \'{"concurrency": 0, "status": "active"}\')'
-    )
-    call(site, "enqueue_job_v3", job_type="ai_queue_pass1", job_name="c", job_payload=payload)
-    [moved] = json.loads(node("intake_worker.mjs", site.url, site.service_key, "1"))
-    assert moved == {"type": "ai_queue_pass1", "beat": True, "moved": True}
+    call(site, "set_provider", p_name="openai/gpt-4o-mini", p_values={"concurrency": 0, "status": "active"})
+    moved = enqueue("ai_queue_pass1")
+    [_, *asked] = work_as_original(site, node, 1)
+    assert asked == [
+        ("update_job_heartbeat", True), ("acquire_api_capacity", False), ("reschedule_job", True),
+    ]  # fmt: skip
+    assert state(moved)["status"] == "deferred"
 
 
 async def test_duties_do_their_work(

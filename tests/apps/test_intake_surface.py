@@ -240,8 +240,9 @@ def test_worker_keeps_its_job_with_heartbeats_every_60_seconds(
             assert call(site, "claim_next_job_v3", worker_id="thief", job_types=["fast_queue_ocr"]) == []
             process.stdin.write("\n")
             process.stdin.flush()
-        [ended] = json.loads(process.stdout.readline())
-    assert (ended["type"], ended["done"]) == ("fast_queue_ocr", True)
+        calls = json.loads(process.stdout.readline())
+    assert [call["got"] for call in calls if call["name"] == "complete_job"] == [True]
+    assert [call["got"] for call in calls if call["name"] == "update_job_heartbeat"] == [True] * 9
     assert state(site, job)["status"] == "completed"
 
 
@@ -272,6 +273,8 @@ async def test_events_have_all_nine_types(
     uploaded = [event for event in events if event["event_type"] == "shell_file_uploaded"]
     assert [event["shell_file_id"] for event in uploaded] == [file["id"]]
     assert uploaded[0]["ip_address"] is None and uploaded[0]["user_agent"] is None
+    passes = [event for event in events if event["event_type"].startswith("ai_processing_")]
+    assert {event["job_id"] for event in passes} == {file["job_id"]}
     [month] = rows(site, "user_usage_tracking", ann.token)
     assert (month["shell_files_uploaded"], month["total_pages_processed"], month["ai_processing_jobs"]) == (
         1,

@@ -201,10 +201,11 @@ def node() -> Node:
     """supabase-js from the registry, in the version that package-lock.json names."""
     if not shutil.which("node") or not shutil.which("npm"):
         pytest.skip("there is no node here")
-    with (JS / "package.json").open() as lock:
+    with (JS / "package.json").open() as guard:
         # One of several test processes installs it, the others wait.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (JS / "node_modules/.package-lock.json").exists():
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        lock, installed = JS / "package-lock.json", JS / "node_modules/.package-lock.json"
+        if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
             command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
             done = subprocess.run(command, cwd=JS, capture_output=True, text=True)
             if done.returncode:

@@ -59,9 +59,12 @@ create or replace view intake.usage_events with (security_invoker = true) as
 select 'usage:' || e.id as id, e.tenant_id as profile_id,
   case when e.details ? 'would_have_blocked' then 'limit_hit' when e.action = 'artifact' then 'storage_used'
     when e.action like 'ai\_queue\_pass%' then 'ai_processing_completed' else e.action end as event_type,
-  e.units as metrics, coalesce((e.details ->> 'shell_file_id')::uuid, f.id, g.id) as shell_file_id, e.job_id,
+  e.units as metrics, coalesce(x.details ->> 'shell_file_id', f.id::text, g.id::text)::uuid as shell_file_id,
+  coalesce(e.job_id, (x.details ->> 'job_id')::uuid) as job_id,
   h.user_agent, h.ip_address, e.at as created_at
 from penstock.usage_events e
+-- What workers report with their tasks may have any details.
+cross join lateral (select case when e.task_id is null then e.details end as details) as x
 left join intake.shell_files f on f.files_hold_id = e.hold_id
 left join intake.shell_files g on g.pages_hold_id = e.hold_id
 left join intake.upload_addresses h on e.action = 'shell_file_uploaded' and h.tenant_id = f.tenant_id

@@ -1,65 +1,63 @@
-// An intake worker: claim, heartbeat, capacity, complete or reschedule, release. Unmodified supabase-js.
+// Runs the original worker of the intake's clients, guardian_worker.ts as it is, with unmodified supabase-js. The class
+// leaves to its environment what is here: the members it calls, the time a job took, and the loop that claims.
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { createClient } from '@supabase/supabase-js';
+import typescript from 'typescript';
 
 const [url, key, rounds] = process.argv.slice(2);
-const supabase = createClient(url, key, { auth: { persistSession: false } });
-const workerId = 'render-worker-1';
-const log = [];
+const source = readFileSync(new URL('guardian_worker.ts', import.meta.url), 'utf8');
+const { outputText } = typescript.transpileModule(source, { compilerOptions: { target: 'es2022' } });
+const Original = new Function('processingTime', `${outputText}; return GuardianWorkerV4;`)(90);
 
-async function rpc(name, args) {
-  const { data, error } = await supabase.rpc(name, args);
-  if (error) throw new Error(`${name}: ${JSON.stringify(error)}`);
-  return data;
+// What the worker asked and what it was told, as it went over the wire.
+const calls = [];
+async function recorded(address, options) {
+  const answer = await fetch(address, options);
+  const text = await answer.clone().text();
+  calls.push({ name: String(address).split('/').pop(), sent: JSON.parse(options.body), status: answer.status,
+    got: text ? JSON.parse(text) : null });
+  return answer;
 }
 
-async function processJob(job) {
-  const jobId = job.job_id;
-  const estimatedTokens = job.job_payload.estimated_tokens || 1000;
-  let actualTokens = 0;
-  let apiCapacityAcquired = false;
-  try {
-    const beat = await rpc('update_job_heartbeat', { p_job_id: jobId, p_worker_id: workerId });
-    if (job.job_type.startsWith('ai_queue')) {
-      const hasCapacity = await rpc('acquire_api_capacity', {
-        p_provider_name: 'openai', p_api_endpoint: 'gpt-4o-mini', p_estimated_tokens: estimatedTokens });
-      if (!hasCapacity) {
-        const moved = await rpc('reschedule_job', { p_job_id: jobId, p_delay_seconds: 30,
-          p_reason: 'api_rate_limit_backpressure', p_add_jitter: true });
-        log.push({ type: job.job_type, beat, moved });
-        return;
-      }
-      apiCapacityAcquired = true;
-    }
+class Worker extends Original {
+  workerId = 'render-worker-1';
+  logger = { info: (message, fields) => calls.push({ name: 'log', sent: fields }) };
+  supabase = createClient(url, key, { auth: { persistSession: false }, global: { fetch: recorded } });
+
+  async processJobByType(job) {
     for (let beats = job.job_payload.beats || 0; beats > 0; beats -= 1) {
+      const { data } = await this.supabase.rpc('update_job_heartbeat',
+        { p_job_id: job.job_id, p_worker_id: this.workerId });
       // The test advances the clock by 60 seconds before it answers.
-      console.log('beat', await rpc('update_job_heartbeat', { p_job_id: jobId, p_worker_id: workerId }));
+      console.log('beat', data);
       await once(process.stdin, 'data');
     }
     if (job.job_payload.fails) throw new Error('broken page');
-    const results = { tokens_used: 700 };
-    actualTokens = results.tokens_used;
-    const done = await rpc('complete_job', { p_job_id: jobId, p_worker_id: workerId, p_job_result: results });
-    const late = await rpc('complete_job', { p_job_id: jobId, p_worker_id: 'somebody-else' });
-    const usage = await rpc('track_ai_processing_usage', { p_profile_id: job.job_payload.profile_id, p_job_id: jobId,
-      p_tokens_used: results.tokens_used, p_processing_seconds: 90 });
-    log.push({ type: job.job_type, beat, done, late, usage });
-  } catch (error) {
-    const failed = await rpc('fail_job', { p_job_id: jobId, p_worker_id: workerId,
+    return { tokens_used: 700 };
+  }
+
+  async getProfileIdFromJobPayload(job) {
+    return job.job_payload.profile_id;
+  }
+
+  async handleJobError(job, error) {
+    await this.supabase.rpc('fail_job', { p_job_id: job.job_id, p_worker_id: this.workerId,
       p_error: { code: 'broken_page', message: error.message }, p_permanent: true });
-    log.push({ type: job.job_type, failed, message: error.message });
-  } finally {
-    if (apiCapacityAcquired) {
-      await rpc('release_api_capacity', { p_provider_name: 'openai', p_api_endpoint: 'gpt-4o-mini',
-        p_estimated_tokens: estimatedTokens, p_actual_tokens: actualTokens });
-    }
+  }
+
+  async claim() {
+    const { data, error } = await this.supabase.rpc('claim_next_job_v3',
+      { worker_id: this.workerId, job_types: ['ai_queue_pass1', 'fast_queue_ocr'] });
+    if (error) throw new Error(JSON.stringify(error));
+    return data[0];
   }
 }
 
+const worker = new Worker();
 for (let round = 0; round < Number(rounds); round += 1) {
-  const jobs = await rpc('claim_next_job_v3', { worker_id: workerId, job_types: ['ai_queue_pass1', 'fast_queue_ocr'] });
-  if (jobs.length === 0) { log.push({ idle: true }); continue; }
-  await processJob(jobs[0]);
+  const job = await worker.claim();
+  if (job) await worker.processJob(job);
 }
-console.log(JSON.stringify(log));
+console.log(JSON.stringify(calls));
 process.stdin.destroy();

@@ -118,7 +118,10 @@ begin
   perform penstock.record_usage(
     jsonb_build_object('tokens', p_tokens_used, 'minutes', round(coalesce(p_processing_seconds, 0) / 60, 6)),
     p_tenant_id => v_tenant_id, p_action => 'ai_processing_completed', p_options => jsonb_build_object(
-      'key', 'intake.ai:' || p_job_id, 'details', jsonb_build_object('job_id', p_job_id)));
+      -- The job of a task of the queue: its passes are counted under that job.
+      'key', 'intake.ai:' || p_job_id, 'details', jsonb_build_object('job_id', coalesce(
+        (select t.job_id from penstock.tasks t where t.id = intake._task_id(p_job_id)
+          and t.tenant_id = v_tenant_id), p_job_id))));
   v_tokens := penstock.get_usage_status(v_tenant_id) #> '{usage,tokens}';
   perform intake._warn_limits(v_tenant_id);
   return jsonb_build_object('ai_tokens_used', v_tokens -> 'used', 'ai_tokens_limit', v_tokens -> 'limit',
@@ -132,7 +135,7 @@ comment on function intake.track_ai_processing_usage(uuid, uuid, bigint, numeric
 
 create or replace function intake.ai_jobs(p_tenant_id uuid, p_month date)
 returns integer language sql stable security definer set search_path = intake, pg_temp as $$
-  select count(distinct coalesce(e.details ->> 'job_id', e.job_id::text))::integer
+  select count(distinct coalesce(e.job_id::text, e.details ->> 'job_id'))::integer
   from penstock.usage_events e
   where e.tenant_id = p_tenant_id and penstock.is_member(p_tenant_id)
     and e.at >= date_trunc('month', p_month::timestamp) at time zone 'utc'
