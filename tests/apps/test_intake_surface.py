@@ -217,6 +217,25 @@ def test_queue_shows_all_seven_statuses(site: Site, clock: testing.Clock) -> Non
     assert {job: found[job]["status"] for job in wanted} == wanted
     assert found[done]["job_result"] == {"a": 1} and found[running]["heartbeat_at"]
     assert found[pending]["max_retries"] == 2
+    assert found[retrying]["error_details"]["message"] == "later" and found[retrying]["retry_count"] == 1
+    assert found[later]["scheduled_at"].startswith("2100-01-01") and not found[running]["error_details"]
+    # A task that comes after another one is pending, whatever it waits for.
+    file = upload(site, ann, documents.pdf("A letter."))
+    [scan] = [row for row in rows(site, "job_queue") if row["job_payload"] == {"shell_file_id": file["id"]}]
+    assert (scan["job_type"], scan["status"]) == ("fast_queue_security", "pending")
+    tasks = json.dumps(
+        [{"kind": "fast_queue_ocr", "key": "a"}, {"kind": "fast_queue_spatial", "after": ["a"]}]
+    )
+    [job] = site.db.execute(
+        "select penstock.start_job('intake', '{}', %s, jsonb_build_object('tenant_id', %s::text)) as id",
+        [tasks, str(ann.tenant)],
+    )
+    [blocked] = site.db.execute(
+        "select q.status from intake.job_queue q join penstock.tasks t on intake._job_id(t.id) = q.id"
+        " where t.job_id = %s and t.kind = 'fast_queue_spatial'",
+        [job["id"]],
+    )
+    assert blocked == {"status": "pending"}
 
 
 def test_worker_keeps_its_job_with_heartbeats_every_60_seconds(

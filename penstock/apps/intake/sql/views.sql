@@ -88,23 +88,32 @@ comment on view intake.usage_events is
 create or replace view intake.job_queue with (security_invoker = true) as
 select intake._job_id(t.id) as id, t.kind as job_type, coalesce(j.params ->> 'job_name', j.type) as job_name,
   t.input as job_payload, coalesce(j.params ->> 'job_category', 'standard') as job_category,
-  10 - t.priority as priority, coalesce(l.waiting_until, t.created_at) as scheduled_at,
-  case when l.status = 'succeeded' then 'completed' when l.status = 'canceled' then 'cancelled'
-    when l.status in ('running', 'waiting') then 'processing' when l.status = 'failed' then 'failed'
-    when l.waiting_for = 'retry' then 'retrying'
-    when l.waiting_for is not null and l.waiting_for <> 'after' then 'deferred'
-    else 'pending' end as status,
-  l.worker_id, l.started_at, l.finished_at as completed_at, e.expires_at as heartbeat_at,
-  d.died_at as dead_letter_at, l.retry_count,
-  case when l.error_code is not null
-    then jsonb_build_object('code', l.error_code, 'message', l.error_message) end as error_details,
-  l.output as job_result, t.created_at, coalesce(l.finished_at, l.started_at, t.created_at) as updated_at,
+  10 - t.priority as priority, case when isfinite(p.until) then p.until else t.created_at end as scheduled_at,
+  case when r.outcome = 'succeeded' then 'completed' when r.outcome = 'failed' then 'failed'
+    when r.outcome = 'canceled' or j.status = 'canceled' then 'cancelled'
+    when e.task_id is not null or p.wait_id is not null then 'processing'
+    when p.task_id is null or p.pending > 0 then 'pending'
+    when p.reason = 'retry' then 'retrying' else 'deferred' end as status,
+  coalesce(r.worker_id, e.worker_id) as worker_id, coalesce(r.started_at, e.started_at) as started_at,
+  r.finished_at as completed_at, e.expires_at as heartbeat_at, d.died_at as dead_letter_at,
+  (select count(*) from penstock.attempts a where a.job_id = t.job_id and a.task_id = t.id)::integer
+    as retry_count,
+  case when r.outcome is distinct from 'succeeded' then coalesce((
+      select coalesce(a.error_details, '{}')
+        || jsonb_build_object('code', a.error_code, 'message', a.error_message)
+      from penstock.attempts a where a.job_id = t.job_id and a.task_id = t.id order by a.lease desc limit 1),
+    case when r.error_code is not null
+      then jsonb_build_object('code', r.error_code, 'message', r.error_message) end) end as error_details,
+  r.output as job_result, t.created_at,
+  coalesce(r.finished_at, e.started_at, t.created_at) as updated_at,
   coalesce(t.max_attempts, k.max_attempts, 3) - 1 as max_retries
+-- Seven tables, of which PostgreSQL chooses the order: a query about leases or dead letters reads these first.
 from penstock.tasks t
 join penstock.jobs j on j.id = t.job_id
-join penstock.task_list l on l.job_id = t.job_id and l.id = t.id
 left join penstock.kinds k on k.name = t.kind
-left join penstock.leases e on e.task_id = t.id
+left join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+left join penstock.parked p on p.job_id = t.job_id and p.task_id = t.id
+left join penstock.leases e on e.task_id = t.id and e.job_id = t.job_id
 left join penstock.dead_letters d on d.tenant_id = t.tenant_id and d.job_id = t.job_id and d.task_id = t.id
 where t.kind = any (intake._job_types());
 comment on view intake.job_queue is
