@@ -38,10 +38,14 @@ app = App()
 async def double(n: int) -> int:
     return 2 * n
 
+@app.task(cpu_bound=True, max_attempts=1)
+def square(n: int) -> int:
+    return n * n
+
 @app.job
 def sums(numbers: list[int]) -> None:
     for n in numbers:
-        double.step(n)
+        square.step(double.step(n))
 """
 JOB = {"type": "sums", "params": {"numbers": [1, 2, 3]}}
 

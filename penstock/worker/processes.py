@@ -132,12 +132,11 @@ class _Process:
             if self._is_killed:
                 raise outcome.ProcessDied("the handler's process was killed before it started")
             if self._pipe is None:
-                self._pipe, theirs = _context.Pipe()
-                self._process = _context.Process(
-                    target=_serve, args=(theirs,), daemon=True, name="penstock task"
-                )
-                self._process.start()
+                ours, theirs = _context.Pipe()
+                process = _context.Process(target=_serve, args=(theirs,), daemon=True, name="penstock task")
+                process.start()
                 theirs.close()
+                self._process, self._pipe = process, ours
             return self._pipe
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -34,26 +35,33 @@ _PATIENT = (
     "select id from intake.patients where tenant_id = %s and name = 'Folder' order by created_at limit 1"
 )
 _STATES = """\
-select id, status, coalesce(pages, 0), coalesce(processing_error ->> 'code', '') from intake.shell_files
-where tenant_id = %s and id = any (%s)"""
+select f.id, f.status, coalesce(f.pages, 0), concat_ws(': ', f.processing_error ->> 'code',
+    left(f.processing_error ->> 'message', 200)), jsonb_array_length(r.summary -> 'facts')
+from intake.shell_files f left join intake.shell_file_results r on r.tenant_id = f.tenant_id
+  and r.shell_file_id = f.id and r.pass = 'pass2'
+where f.tenant_id = %s and f.id = any (%s) order by f.completed_at, f.created_at"""
 _PROGRESS = """\
 select f.id, coalesce(j.phase, 'waiting'), coalesce(j.percent, 0),
-  exists (select from penstock.worker_list where state in ('running', 'late'))
+  exists (select from penstock.worker_list where state in ('running', 'late')),
+  coalesce(f.processing_error ->> 'message', '')
 from intake.shell_files f left join penstock.job_list j on j.id = f.job_id
 where f.tenant_id = %s and f.id = any (%s) order by j.percent desc nulls last, f.created_at limit 1"""
 _ENDED = ("completed", "failed", "rejected")
 
 
 def main(words: list[str]) -> int:
-    """Upload and wait. Returns the number of files that were not completed, at most 1."""
+    """Upload and wait. Returns 0 if all files were completed, else 1."""
     folder = Path(words[0]) if words else None
     if folder is None or not folder.is_dir():
         print("usage: python -m penstock.apps.intake FOLDER", file=sys.stderr)
         return 2
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in TYPES and path.is_file())
+    everything = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = [path for path in everything if path.suffix.lower() in TYPES]
     if not files:
         print(f"{folder} has no documents ({', '.join(TYPES)})", file=sys.stderr)
         return 2
+    if others := len(everything) - len(files):
+        print(f"Skipping {count(others, 'file')} of other types (documents are {', '.join(TYPES)}).")
     with app:
         return app.block(_run(files))
 
@@ -73,8 +81,12 @@ async def _run(files: list[Path]) -> int:
             except PenstockError as error:
                 is_any_refused = True
                 print(f"{path.name}: {error.code}: {error.message}")
-        print(f"Uploaded {len(names)} of {len(files)} files.")
-        return int(await _wait(pool, tenant_id, names) or is_any_refused)
+        print(f"Uploaded {len(names)} of {count(len(files), 'file')}.")
+        ends = await _wait(pool, tenant_id, names)
+    print(
+        ", ".join(f"{number} {status}" for status, number in sorted(ends.items())) or "Nothing to wait for."
+    )
+    return int(is_any_refused or ends.total() != ends["completed"])
 
 
 async def _upload(pool: db.Pool, tenant_id: UUID, patient_id: UUID, path: Path) -> UUID:
@@ -93,26 +105,40 @@ async def _upload(pool: db.Pool, tenant_id: UUID, patient_id: UUID, path: Path) 
     return file_id
 
 
-async def _wait(pool: db.Pool, tenant_id: UUID, names: dict[UUID, str]) -> bool:
-    """Print each file that ends, and how far the others are. Returns whether one was not completed."""
-    open_files, is_any_bad, shown = set(names), False, ""
+async def _wait(pool: db.Pool, tenant_id: UUID, names: dict[UUID, str]) -> Counter[str]:
+    """Print each file that ends, and how far the others are. Returns how many ended how."""
+    open_files, ends, shown = set(names), Counter[str](), ""
     while open_files:
-        for file_id, status, pages, code in await db.rows(pool, _STATES, (tenant_id, list(open_files))):
+        for file_id, status, pages, reason, facts in await db.rows(
+            pool, _STATES, (tenant_id, list(open_files))
+        ):
             if status in _ENDED:
                 open_files.discard(file_id)
-                is_any_bad |= status != "completed"
-                print(f"{names[file_id]}: {status}, {pages} pages{', ' + code if code else ''}", flush=True)
+                ends[status] += 1
+                what = f"{count(pages, 'page')}, {count(facts or 0, 'fact')}"
+                print(f"{names[file_id]}: {status}, {what if status == 'completed' else reason}", flush=True)
         if open_files:
-            [(file_id, phase, percent, has_worker)] = await db.rows(
-                pool, _PROGRESS, (tenant_id, list(open_files))
-            )
-            now = f"{len(names) - len(open_files)} of {len(names)} files ended; "
-            now += f"{names[file_id]}: {phase}, {percent} %" if has_worker else "no worker is running"
+            now = await _progress(pool, tenant_id, open_files, names)
             if now != shown:
                 print(now, flush=True)
                 shown = now
             await asyncio.sleep(1)
-    return is_any_bad
+    return ends
+
+
+async def _progress(pool: db.Pool, tenant_id: UUID, open_files: set[UUID], names: dict[UUID, str]) -> str:
+    """How many files have ended, and how far the one is that is next to end."""
+    arguments = (tenant_id, list(open_files))
+    [(file_id, phase, percent, has_worker, waits)] = await db.rows(pool, _PROGRESS, arguments)
+    begin = f"{len(names) - len(open_files)} of {count(len(names), 'file')} ended; "
+    if not has_worker:
+        return f"{begin}no worker is running"
+    return f"{begin}{names[file_id]}: {waits or f'{phase}, {percent} %'}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 page`, `2 pages`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 if __name__ == "__main__":

@@ -68,8 +68,10 @@ class Supervisor:
             none = "none. To run one, name your app: penstock dev mysite.jobs:app"
             reloads = " (restarts when a file changes)" if self._watcher else ""
             output.note(f"  Worker    {self._path + reloads if self._path else none}")
-            code = await self._supervise()
-            await self._stop_all()
+            try:
+                code = await self._supervise()
+            finally:
+                await self._stop_all()
         output.note("Stopped the API and the worker." if self._path else "Stopped the API.")
         return code
 
@@ -140,7 +142,8 @@ class Supervisor:
 
     def _start(self, target: Callable[..., None], *arguments: object) -> _Child:
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=target, args=(*arguments, there), daemon=True)
+        # Not a daemon: those may not start processes, which CPU-bound tasks need.
+        process = self._context.Process(target=target, args=(*arguments, there))
         # A terminal sends Ctrl-C to all processes. The children ignore it, because this process stops them.
         # A worker ignores the signal to run a job again until it can.
         before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGUSR1)}
