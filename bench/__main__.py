@@ -70,6 +70,7 @@ PARTS = (
     "slides",
     "intake",
     "uploads",
+    "kills",
     "routes",
     "waiting",
     "streams",
@@ -174,7 +175,8 @@ def main() -> None:
         show("neighbour", lambda: neighbour.measure(new(), size(20_000, 2000), size(15, 5)))
         show("slides", lambda: slides.measure(new(), size(1_000_000, 20_000), size(500, 50)))
         show("intake", intake.measure)
-        show("uploads", uploads.measure)
+        show("uploads", lambda: uploads.run(uploads.QUIET))
+        show("kills", lambda: uploads.run(uploads.FAULTY))
         show("routes", lambda: routes.figures(new(), size(1000, 200)))
         show("streams", lambda: streams.measure(new(), size(1000, 50), size(10, 3)))
         show("waiting", lambda: waits.measure(new(), new(), size(1_000_000, 20_000), size(1500, 200)))

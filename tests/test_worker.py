@@ -68,6 +68,13 @@ def tasks(db: testing.Database) -> list[dict[str, Any]]:
 # --- three ways to run a handler ---------------------------------------------------------------------------
 
 
+def test_worker_is_named_by_the_environment(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers with one name have different ids."""
+    monkeypatch.setenv("PENSTOCK_WORKER_ID", "render-srv-1")
+    ids = [Worker(app).id for _ in range(2)]
+    assert all(name.startswith(f"render-srv-1-{os.getpid()}-") for name in ids) and ids[0] != ids[1]
+
+
 @pytest.mark.slow
 def test_a_crash_in_a_process_fails_only_its_task(
     workload: Any, drain: testing.Drain, db: testing.Database

@@ -81,7 +81,9 @@ class Worker:
                 "concurrency and lease_seconds must be at least 1"
                 f" (got concurrency={concurrency}, lease_seconds={lease_seconds})"
             )
-        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
+        name = os.environ.get("PENSTOCK_WORKER_ID") or socket.gethostname()
+        # Several processes may have one name.
+        self.id = f"{name}-{os.getpid()}-{uuid4().hex[:6]}"
         self.app, self.concurrency = app, concurrency
         self.lease_seconds, self.grace_seconds = lease_seconds, grace_seconds
         self.kinds = list(kinds or app.tasks)

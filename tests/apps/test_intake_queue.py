@@ -85,16 +85,33 @@ def test_uploads_count_and_the_limit_holds(site: Site) -> None:
 def test_warnings_are_sent_at_80_and_100_percent_once(site: Site) -> None:
     """R3.10/warnings"""
     ann = site.join("ann")
-    site.db.execute("select penstock.set_limit(%s, 'files', 5)", [ann.tenant])
+    site.db.execute(
+        "select penstock.set_limit(%s, m, 5) from unnest(array['files', 'tokens']) as m", [ann.tenant]
+    )
+    call(site, "set_notification_target", p_channel="email", p_address="ann@example.com",
+         p_options={"tenant_id": str(ann.tenant)})  # fmt: skip
+
+    def sent(meter: str) -> list[str]:
+        query = "select subject from penstock.notifications where tenant_id = %s and subject like %s order by subject"
+        return [row["subject"] for row in site.db.execute(query, [ann.tenant, f"%limit of {meter} %"])]
+
     data = documents.pdf("A letter.")
-    sent = "select percent from intake.usage_warnings where tenant_id = %s order by percent"
-    counts: list[list[int]] = []
+    last: dict[str, Any] = {}
+    counts: list[int] = []
     for number in range(5):
-        upload(site, ann, data, idempotency_key=str(number))
-        counts.append([row["percent"] for row in site.db.execute(sent, [ann.tenant])])
-    assert counts == [[], [], [], [80], [80, 100]]
+        last = upload(site, ann, data, idempotency_key=str(number))
+        counts.append(len(sent("files")))
+    assert counts == [0, 0, 0, 1, 2]
+    assert sent("files") == ["100 % of your limit of files is used", "80 % of your limit of files is used"]
     site.db.execute("select intake._warn_limits(%s)", [ann.tenant])
-    assert [row["percent"] for row in site.db.execute(sent, [ann.tenant])] == [80, 100]
+    assert len(sent("files")) == 2
+    # What the passes of a file used counts when it ends, not at the next upload.
+    site.db.execute(
+        "select penstock.record_usage('{\"tokens\": 4}', p_tenant_id => %s, p_action => 'x')", [ann.tenant]
+    )
+    site.db.execute("select penstock.cancel_job(%s)", [last["job_id"]])
+    site.db.execute("select intake.sweep_files()")
+    assert sent("tokens") == ["80 % of your limit of tokens is used"]
 
 
 def test_usage_of_others_is_forbidden(site: Site) -> None:

@@ -72,6 +72,8 @@ begin
   perform intake._count_minutes(v_file, v_status);
   perform penstock.record_outcome(p_tenant_id, 'intake', v_status <> 'failed', 'shell_file:' || p_id,
     v_error ->> 'code', left(v_error ->> 'message', 500));
+  -- The tokens of the passes have been counted meanwhile.
+  perform intake._warn_limits(p_tenant_id);
   return v_status;
 end
 $$;

@@ -173,7 +173,11 @@ begin
       v_count := v_count + 1;
       perform penstock.notify(p_tenant_id,
         format('%s %% of your limit of %s is used', v_limit.percent, v_limit.meter),
-        format('You have used %s of %s %s in this period.', v_limit.used, v_limit.amount, v_limit.meter),
+        case when v_limit.meter = 'bytes'
+          then format('You have used %s of %s MB.', round(v_limit.used / 1048576, 1),
+            round(v_limit.amount / 1048576, 1))
+          else format('You have used %s of %s %s in this period.', v_limit.used, v_limit.amount,
+            v_limit.meter) end,
         jsonb_build_object('key', format('intake.limit:%s:%s:%s', v_limit.meter, v_limit.period,
           v_limit.percent)));
     end if;
