@@ -267,6 +267,8 @@ def main() -> int:
                 if problems := check(conn, seed, given.steps, session=session):
                     failed += 1
                     print(f"history {seed}:", *problems, sep="\n  ")
+                if (done := seed - given.first + 1) % 500 == 0:
+                    print(f"{done} histories, {failed} did not converge", flush=True)
     testing.close_servers()
     seconds = time.monotonic() - started
     print(f"{given.histories} histories of {DEVICES} devices and {given.steps} steps on PostgreSQL {given.server}: "

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.apps.notes.device import (
     Cipher,
     HttpServer,
+    Offline,
     ServerError,
     Store,
     crypto,
@@ -82,6 +83,7 @@ class TestOutbox:
         )
         assert change.record["deleted"] is False
 
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(
         st.lists(st.tuples(st.sampled_from(list(SYNCED)), st.sampled_from("abc"), st.booleans() | st.none()))
     )
@@ -483,6 +485,64 @@ class TestDiscovery:
         assert discovery.run(store, job, limited, CANON).status == "preview"
         discovery.cancel(store, job)
         assert discovery.active_job(store) is None
+
+    def test_a_device_without_a_network_pauses(self, store: Store) -> None:
+        """Else three quick tries would set every batch aside."""
+        job = discovery.start(store, size=4)
+
+        def away(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+            raise Offline("no network")
+
+        discovery.run(store, job, away, CANON)
+        assert job.status == "paused" and job.batches[0].attempts == 0 and job.counts["failed"] == 0
+        again = discovery.active_job(store)
+        assert again
+        discovery.continue_paused(store, again)
+        assert discovery.run(store, again, self.answers, CANON).status == "preview"
+
+    def test_texts_are_redacted_before_they_leave(self, store: Store) -> None:
+        """R2.13/local-discovery: addresses and numbers are removed on the device; its own copy keeps them."""
+        text = "Write to ann@example.org or +49 30 1234567 about justice"
+        store.save("notes", id="n0", text=text, tags=[])
+        seen: list[str] = []
+
+        def answers(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+            seen.extend(note["text"] for note in notes)
+            return self.answers(notes)
+
+        discovery.run(store, discovery.start(store), answers, CANON)
+        assert "Write to [email] or [phone] about justice" in seen
+        note = store.get("notes", "n0")
+        assert note and note["text"] == text
+
+    def test_a_locked_device_asks_nothing_about_ciphertext(self, store: Store) -> None:
+        store.put("notes", {**store.rows("notes")[0], "id": "sealed", "text": "enc:v1:AAAA"})
+        assert "sealed" not in {note["id"] for note in discovery.snapshot_orphans(store.rows("notes"))}
+
+    def test_managed_model_gets_a_bounded_text_and_the_users_ideas(self, store: Store) -> None:
+        """A note that is too long, or that the guard dropped, does not fail its batch."""
+        bodies: list[Any] = []
+
+        class Server(HttpServer):
+            """Answers like the server's function."""
+
+            def invoke(self, function: str, body: Any) -> Any:
+                bodies.append((function, body))
+                if len(bodies) > 1:
+                    raise ServerError(429, "quota_exceeded", "")
+                return {
+                    "results": {"long": {"core": ["Mine"], "supporting": []}, "bad": {"error": "screened"}}
+                }
+
+        store.save("notes", id="long", text="x" * 30_000)
+        ask = discovery.managed(Server("http://localhost", "key", lambda: "token"), ["Mine"])
+        found = ask([note for note in store.rows("notes") if note["id"] == "long"])
+        assert found == {"long": {"core": ["Mine"], "supporting": []}}
+        [(function, body)] = bodies
+        assert function == "anthropic-proxy" and body["customIdeas"] == ["Mine"]
+        assert [len(note["text"]) for note in body["notes"]] == [20_000]
+        with pytest.raises(discovery.Limited):
+            ask([])
 
     def test_own_tags_stay_and_ideas_are_merged(self) -> None:
         ideas: discovery.Ideas = {"core": ["Justice"], "supporting": ["Time", "Justice"]}

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from penstock import settings as settings_module
 from penstock import telemetry, testing
-from penstock.apps.notes import demo, ideas, managed
+from penstock.apps.notes import canon, demo, managed
 from penstock.apps.notes.app import app, discover
 from penstock.apps.notes.device import (
     Cipher,
@@ -152,7 +152,7 @@ def test_discover_holds_guards_counts_and_costs(site: Site, sim: Simulator) -> N
     assert answer.status_code == 200, answer.text
     found = answer.json()
     assert set(found) == {"core", "supporting", "_promptFallback", "_failOpen"} and not found["_failOpen"]
-    assert set(found["core"]) <= set(ideas.CANON)
+    assert set(found["core"]) <= set(canon.CANON)
     assert list(sim.shield.texts) == ["write to [email] about law"]
     assert (used(site, ann), used(site, ann, column="held")) == (1, 0)
     [day] = site.db.execute("select * from notes.ai_usage_daily where user_id = %s", [ann.id])
@@ -477,7 +477,7 @@ def test_discovery_on_the_server(site: Site, sim: Simulator, drain: testing.Drai
     call(jobs.confirm, job_id=job.id)
     drain(app)
     found = {row["id"]: row["tags"] for row in site.db.execute(tags, [ann.id])}
-    assert all(found[f"n{n}"] and set(found[f"n{n}"]) <= set(ideas.CANON) for n in range(3))
+    assert all(found[f"n{n}"] and set(found[f"n{n}"]) <= set(canon.CANON) for n in range(3))
     assert found["n3"] == ["Own"] and found["tagged"] == ["Mine"] and found["later"] == [] == found["secret"]
 
     async def read() -> dict[str, Any]:

@@ -200,6 +200,21 @@ class TestHttp:
             sync(stores[0], HttpServer(site.url, site.anon_key, lambda: "no token"))
         assert seen.value.status == 401
 
+    def test_large_notes_travel_in_smaller_parts(
+        self, site: Site, stores: list[Store], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The server takes requests of 8 MB, and answers with at most 32 MB."""
+        monkeypatch.setattr("penstock.api.rest.MOST_BYTES", 2 << 20)
+        ann = site.join("ann")
+        one, two = stores
+        for n in range(24):
+            one.save("notes", id=f"n{n:02}", text=f"{n} " + "x" * 450_000)
+        wire = Recorder(site, ann)
+        assert sync(one, wire).applied == 24
+        pushes = [sent for sent in wire.sent if "push_changes" in sent]
+        assert len(pushes) == 3 and max(map(len, pushes)) < 5 << 20
+        assert sync(two, Recorder(site, ann)).pulled == 24 and content(one) == content(two)
+
     def test_a_table_that_the_server_lacks_is_skipped(self, site: Site, stores: list[Store]) -> None:
         """R2.14/missing-table: its cursor stays, the other tables sync, and its rows come once it exists."""
         ann = site.join("ann")

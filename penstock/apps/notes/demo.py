@@ -20,12 +20,10 @@ from rich.console import Console
 
 from penstock import server, simulator
 from penstock.api.development import Development
-from penstock.apps.notes import ideas
 from penstock.apps.notes.app import app
 from penstock.apps.notes.device import (
     Cipher,
     HttpServer,
-    ServerError,
     Store,
     build_export,
     discovery,
@@ -38,7 +36,6 @@ from penstock.errors import PenstockError
 from penstock.postgres import db
 from penstock.settings import settings
 
-_CANON = frozenset(ideas.CANON)
 _SUBJECTS = ("law", "rivers", "memory", "courage", "time", "solitude")
 _ISSUER = "https://notes.example.org"
 _TEXTS = "select text from notes.notes where user_id = %s and text <> ''"
@@ -118,23 +115,11 @@ def _show(
 def _discover(store: Store, remote: HttpServer, console: Console) -> discovery.Job:
     """Find ideas on the device: a preview, a confirmation, the rest, and the undo of one idea."""
 
-    def ask(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
-        body = {
-            "action": "discover_batch",
-            "notes": [{"id": note["id"], "text": note["text"]} for note in notes],
-        }
-        try:
-            found = remote.invoke("anthropic-proxy", body)["results"]
-        except ServerError as error:
-            if error.status == 429:
-                raise discovery.Limited from error
-            raise
-        return {key: each for key, each in found.items() if "core" in each}
-
-    job = discovery.run(store, discovery.start(store), ask, _CANON)
+    ask = discovery.managed(remote)
+    job = discovery.run(store, discovery.start(store), ask)
     console.print(f"Preview of the first batch: {len(job.preview or {})} notes. Nothing is applied yet.")
-    discovery.confirm_preview(store, job, _CANON)
-    discovery.run(store, job, ask, _CANON)
+    discovery.confirm_preview(store, job)
+    discovery.run(store, job, ask)
     note_id, detail = next(iter(job.applied_detail.items()))
     removed = discovery.undo_idea(store, job, note_id, detail["added"][0]["name"])
     console.print(f"Confirmed: {job.counts}. Undid {removed}.")

@@ -3,6 +3,7 @@
 Works on encrypted libraries, because the device reads the texts. The state of a run is a row of the table
 `discovery_jobs`, which stays on the device; the resulting tags are ordinary edits of notes, which sync. The
 first batch is a preview that the user confirms; the rest is applied without asking. A run survives a crash.
+Personal data is removed from the texts before they leave the device.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Literal, TypedDict
 
+from penstock.apps.notes.canon import CANON, MOST_IDEAS
+from penstock.apps.notes.device.crypto import is_sealed
+from penstock.apps.notes.device.http import HttpServer, Offline, ServerError
 from penstock.apps.notes.device.store import Record, Store
+from penstock.redaction import redact_personal
 
 BATCH = 25
 """Notes of one call of the model."""
+MOST_CHARACTERS = 20_000
+"""How much of a note's text the managed model gets."""
 MAX_ATTEMPTS = 3
 Status = Literal["running", "preview", "paused", "done", "canceled"]
 BatchStatus = Literal["pending", "in_flight", "done", "failed"]
@@ -30,8 +37,10 @@ class Ideas(TypedDict):
     supporting: list[str]
 
 
+IDEAS = frozenset(CANON)
 Discover = Callable[[list[Record]], dict[str, Ideas]]
-"""Asks the model about some notes; the result has the ideas by note id. Raises Limited on a 429."""
+"""Asks the model about some notes, whose texts are redacted; the result has the ideas by note id. Raises
+Limited on a 429, and Offline without a network."""
 
 
 class Limited(Exception):
@@ -55,6 +64,9 @@ class Job:
     id: str
     status: Status = "running"
     origin: str = "user"
+    max_ideas: int = MOST_IDEAS
+    created_at: int = 0
+    updated_at: int = 0
     batches: list[Batch] = field(default_factory=list[Batch])
     cursor: int = 0
     preview: dict[str, Ideas] | None = None
@@ -67,8 +79,12 @@ class Job:
 
 
 def snapshot_orphans(notes: Iterable[Record]) -> list[Record]:
-    """The notes without tags that have a text."""
-    return [note for note in notes if not note["deleted"] and not note["tags"] and note["text"]]
+    """The notes without tags that have a text. A locked device has only the ciphertext of some."""
+    return [
+        note
+        for note in notes
+        if not note["deleted"] and not note["tags"] and note["text"] and not is_sealed(note["text"])
+    ]
 
 
 def group_and_pack(notes: Iterable[Record], size: int = BATCH) -> list[Batch]:
@@ -84,10 +100,13 @@ def group_and_pack(notes: Iterable[Record], size: int = BATCH) -> list[Batch]:
     return [Batch(uuid.uuid4().hex, ids) for ids in packed if ids]
 
 
-def compute_applied_tags(tags: Sequence[str], ideas: Ideas, canon: frozenset[str]) -> list[str]:
+def compute_applied_tags(
+    tags: Sequence[str], ideas: Ideas, canon: frozenset[str], most: int = MOST_IDEAS
+) -> list[str]:
     """A note's own tags that are no ideas of the canon, then core and supporting ideas, each once."""
     own = [tag for tag in tags if tag not in canon]
-    return list(dict.fromkeys([*own, *ideas["core"], *ideas["supporting"]]))
+    found = [idea for idea in dict.fromkeys([*ideas["core"], *ideas["supporting"]]) if idea not in own]
+    return [*dict.fromkeys(own), *found[:most]]
 
 
 def mark_in_flight(batch: Batch) -> None:
@@ -117,6 +136,24 @@ def resume_job(job: Job) -> None:
 # A run
 
 
+def managed(server: HttpServer, custom: Sequence[str] = ()) -> Discover:
+    """Asks the managed model of the server, with the user's own ideas beside the canon."""
+
+    def ask(notes: list[Record]) -> dict[str, Ideas]:
+        sent = [{"id": note["id"], "text": note["text"][:MOST_CHARACTERS]} for note in notes]
+        body = {"action": "discover_batch", "notes": sent, "customIdeas": list(custom)}
+        try:
+            found: dict[str, Any] = server.invoke("anthropic-proxy", body)["results"]
+        except ServerError as error:
+            if error.status == 429:
+                raise Limited from error
+            raise
+        # A note that the guard dropped has an error instead of ideas.
+        return {key: each for key, each in found.items() if "core" in each}
+
+    return ask
+
+
 def active_job(store: Store) -> Job | None:
     """The run that has not ended, if there is one."""
     row = store.conn.execute(
@@ -130,7 +167,10 @@ def start(store: Store, *, origin: str = "user", size: int = BATCH) -> Job:
     if active_job(store) is not None:
         raise ValueError("a discovery is running: finish or cancel it first")
     job = Job(
-        uuid.uuid4().hex, origin=origin, batches=group_and_pack(snapshot_orphans(store.rows("notes")), size)
+        uuid.uuid4().hex,
+        origin=origin,
+        created_at=store.now_ms(),
+        batches=group_and_pack(snapshot_orphans(store.rows("notes")), size),
     )
     if not job.batches:
         job.status = "done"
@@ -138,8 +178,8 @@ def start(store: Store, *, origin: str = "user", size: int = BATCH) -> Job:
     return job
 
 
-def run(store: Store, job: Job, discover: Discover, canon: frozenset[str]) -> Job:
-    """Work until the preview is ready, the run is done, or the quota is used up."""
+def run(store: Store, job: Job, discover: Discover, canon: frozenset[str] = IDEAS) -> Job:
+    """Work until the preview is ready, the run is done, the quota is used up or the network is away."""
     while job.status == "running" and job.cursor < len(job.batches):
         batch = job.batches[job.cursor]
         notes = live_pending(store, batch)
@@ -162,8 +202,8 @@ def _ask(
     mark_in_flight(batch)
     save(store, job)
     try:
-        found = discover(notes)
-    except Limited:
+        found = discover([{**note, "text": redact_personal(note["text"])} for note in notes])
+    except (Limited, Offline):
         batch.status = "pending"
         batch.attempts -= 1
         job.status = "paused"
@@ -181,7 +221,7 @@ def _ask(
     return False
 
 
-def confirm_preview(store: Store, job: Job, canon: frozenset[str]) -> None:
+def confirm_preview(store: Store, job: Job, canon: frozenset[str] = IDEAS) -> None:
     """Apply the previewed batch without asking the model again, and let the rest run."""
     if job.status != "preview" or job.preview is None:
         raise ValueError(f"there is no preview to confirm: the run is {job.status}")
@@ -190,7 +230,7 @@ def confirm_preview(store: Store, job: Job, canon: frozenset[str]) -> None:
 
 
 def continue_paused(store: Store, job: Job) -> None:
-    """Continue after the quota was raised or a new month began."""
+    """Continue after the quota was raised, a new month began, or the network came back."""
     if job.status == "paused":
         job.status = "running"
         save(store, job)
@@ -218,7 +258,7 @@ def apply_results(
             if not ideas or not (ideas["core"] or ideas["supporting"]):
                 job.counts["skipped"] += 1
                 continue
-            tags = compute_applied_tags(note["tags"], ideas, canon)
+            tags = compute_applied_tags(note["tags"], ideas, canon, job.max_ideas)
             store.save("notes", id=note["id"], tags=tags)
             roles = {
                 **dict.fromkeys(ideas["supporting"], "supporting"),
@@ -261,6 +301,7 @@ def _end_batch(job: Job, batch: Batch) -> None:
 
 def save(store: Store, job: Job) -> None:
     """Store the state of a run on this device."""
+    job.updated_at = store.now_ms()
     store.conn.execute(
         "insert or replace into discovery_jobs values (?, ?, ?)",
         (job.id, job.status, json.dumps(asdict(job))),

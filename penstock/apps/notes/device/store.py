@@ -47,7 +47,7 @@ class Store:
         cipher: Cipher | None = None,
     ) -> None:
         """Open or create the database. With a cipher, note texts are sealed before they leave the device."""
-        self._now_ms = now_ms or (lambda: int(time.time() * 1000))
+        self.now_ms = now_ms or (lambda: int(time.time() * 1000))
         self._cipher = cipher
         self.conn = sqlite3.connect(path, isolation_level=None)
         self.conn.execute("pragma journal_mode = wal")
@@ -155,7 +155,7 @@ class Store:
 
     def _stamp(self, old: Record | None) -> int:
         """The time of an edit. It is always later than the row that the user edited."""
-        return max(self._now_ms(), old["updated_at"] + 1 if old else 0)
+        return max(self.now_ms(), old["updated_at"] + 1 if old else 0)
 
     def put(self, table: str, record: Record) -> None:
         """Write a row without queueing a change: for rows of the server and of imports."""
@@ -173,7 +173,7 @@ class Store:
         """Write an imported row and queue it. With `after` it becomes newer than that time."""
         record = {**DEFAULTS.get(table, {}), **{k: v for k, v in record.items() if v is not None}}
         if after is not None:
-            record["updated_at"] = max(self._now_ms(), after + 1)
+            record["updated_at"] = max(self.now_ms(), after + 1)
         self.put(table, record)
         outbox.add(self.conn, table, self._payload(table, record))
 
@@ -284,7 +284,7 @@ class Store:
         sealed = self._cipher.seal_bytes(vector, note_id)
         self.conn.execute(
             "insert or replace into embeddings values (?, ?, ?, ?, ?, ?)",
-            (note_id, model, len(vector), source_hash, sealed, self._now_ms()),
+            (note_id, model, len(vector), source_hash, sealed, self.now_ms()),
         )
 
     def embedding(self, note_id: str) -> bytes | None:

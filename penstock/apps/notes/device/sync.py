@@ -6,7 +6,8 @@ repeated push changes nothing there, and a cursor moves in the transaction that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ PAGE = 1000
 """Rows of a page; the server's limit."""
 BATCH = 500
 """Changes of a push."""
+BATCH_BYTES = 4 << 20
+"""Bytes of a push, unless one change is larger. The server takes 8 MB."""
 CLOCK_TOLERANCE_MS = 300_000
 """The server refuses rows that are this far in its future."""
 
@@ -61,7 +64,8 @@ class Server(Protocol):
         ...
 
     def pull(self, table: str, after: int, limit: int) -> list[Record] | None:
-        """Read rows with a higher change number, in their order. None: the server has no such table yet."""
+        """Read up to `limit` rows with a higher change number, in their order; at least one if there is one.
+        None: the server has no such table yet."""
         ...
 
 
@@ -90,10 +94,8 @@ def sync(store: Store, server: Server) -> Report:
 def push(store: Store, server: Server, server_ms: int) -> Report:
     """Send the outbox, one change per record, in batches."""
     _correct_times(store, server_ms)
-    changes = outbox.collapse(outbox.pending(store.conn))
     counts = {"applied": 0, "stale": 0, "refused": 0}
-    for start in range(0, len(changes), BATCH):
-        batch = changes[start : start + BATCH]
+    for batch in _batches(outbox.collapse(outbox.pending(store.conn))):
         sent = {(change.table, change.record["id"]): change for change in batch}
         outcomes = server.push([{"table": c.table, "record": c.record} for c in batch])
         with store.transaction():
@@ -105,6 +107,21 @@ def push(store: Store, server: Server, server_ms: int) -> Report:
                 else:
                     outbox.remove(store.conn, change.table, change.record["id"], change.last_seq)
     return Report(**counts)
+
+
+def _batches(changes: list[outbox.Change]) -> Iterator[list[outbox.Change]]:
+    """Changes that go together, in their order."""
+    batch: list[outbox.Change] = []
+    size = 0
+    for change in changes:
+        more = len(json.dumps(change.record))
+        if batch and (len(batch) == BATCH or size + more > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(change)
+        size += more
+    if batch:
+        yield batch
 
 
 def _correct_times(store: Store, server_ms: int) -> None:

@@ -9,6 +9,8 @@
 const TABLE = 'notes'
 const PAGE = 1000
 const BATCH = 500
+// The server takes 8 MB; a character has at most 3 bytes here.
+const BATCH_CHARACTERS = 1_000_000
 // The server refuses changes that are this far in its future.
 const CLOCK_TOLERANCE_MS = 300_000
 const TIMEOUT_MS = 30_000
@@ -132,17 +134,33 @@ async function correctTimes(server_ms) {
   })
 }
 
+// Changes that go together, in their order.
+function batches(changes) {
+  const found = []
+  let size = Infinity
+  for (const change of changes) {
+    const more = JSON.stringify(change.record).length
+    if (size + more > BATCH_CHARACTERS || found.at(-1).length === BATCH) {
+      found.push([])
+      size = 0
+    }
+    found.at(-1).push(change)
+    size += more
+  }
+  return found
+}
+
 async function push() {
   const changes = collapse(await transaction('readonly', (db) => done(db.outbox.getAll())))
-  for (let start = 0; start < changes.length; start += BATCH) {
-    const batch = changes.slice(start, start + BATCH)
+  for (const batch of batches(changes)) {
     const sent = batch.map(({ record }) => ({ table: TABLE, record }))
     const outcomes = await request('rpc/push_changes', { p_changes: sent, p_schema: 'notes' })
     await transaction('readwrite', async (db) => {
       await checkUser(db)
+      const queued = await done(db.outbox.getAll())
       for (const { id, outcome, code, message } of outcomes) {
         const { record, last } = batch.find((change) => change.record.id === id)
-        for (const entry of await done(db.outbox.getAll())) {
+        for (const entry of queued) {
           if (entry.id === id && entry.seq <= last) await done(db.outbox.delete(entry.seq))
         }
         if (outcome === 'refused') await done(db.shelf.add({ record, code, message }))
@@ -158,7 +176,7 @@ async function pull(state) {
   let cursor = isWhole ? 0 : await getMeta('lastSeq') ?? 0
   const seen = new Set()
   while (cursor < there.seq) {
-    const page = await request(`${TABLE}?change_seq=gt.${cursor}&order=change_seq&limit=${PAGE}`)
+    const page = await readPage(cursor, PAGE)
     if (page.length === 0) break
     cursor = page.at(-1).change_seq
     await transaction('readwrite', async (db) => {
@@ -172,6 +190,16 @@ async function pull(state) {
     })
   }
   if (isWhole) await finishWhole(seen, cursor, there.horizon)
+}
+
+// Rows after the cursor; fewer of them if they are large.
+async function readPage(cursor, limit) {
+  try {
+    return await request(`${TABLE}?change_seq=gt.${cursor}&order=change_seq&limit=${limit}`)
+  } catch (error) {
+    if (error.status !== 413 || limit === 1) throw error
+    return readPage(cursor, Math.floor(limit / 2))
+  }
 }
 
 // Last write wins. Of two writes in the same millisecond the server's wins, once ours was pushed.
