@@ -22,7 +22,7 @@ from penstock import testing
 from penstock.apps.notes.device import outbox
 from penstock.apps.notes.device.http import Offline
 from penstock.apps.notes.device.store import Record, Store
-from penstock.apps.notes.device.sync import Outcome, ServerState, TableState, sync
+from penstock.apps.notes.device.sync import Outcome, Server, ServerState, TableState, sync
 from penstock.apps.notes.device.tables import SYNCED
 from penstock.postgres import db
 
@@ -169,33 +169,35 @@ class History:
         for _ in range(3):
             for store, wire in zip(self.stores, self.wires, strict=True):
                 sync(store, wire)
-        return [problem for n, store in enumerate(self.stores) for problem in self.differences(n, store)]
-
-    def differences(self, number: int, store: Store) -> list[str]:
-        """How a device differs from the server."""
-        found = (
-            [f"device {number} has {len(outbox.pending(store.conn))} changes left"]
-            if outbox.pending(store.conn)
-            else []
-        )
-        found += [f"device {number}: {each}" for each in outbox.shelf(store.conn)]
-        for table, spec in SYNCED.items():
-            remote = {
-                row["id"]: {name: row[name] for name in spec.synced}
-                for row in self.server.pull(table, 0, 1000) or []
-            }
-            local = {
-                row["id"]: {name: row[name] for name in spec.synced}
-                for row in store.rows(table, with_deleted=True)
-            }
-            if local != remote:
-                found.append(f"device {number}, {table}: {local} instead of {remote}")
-        return found
+        return [
+            problem
+            for n, store in enumerate(self.stores)
+            for problem in differences(f"device {n}", store, self.server)
+        ]
 
     def close(self) -> None:
         """Close the devices, and remove the user's rows."""
         for store in self.stores:
             store.close()
+
+
+def differences(name: str, store: Store, server: Server) -> list[str]:
+    """How a device differs from the server."""
+    waiting = len(outbox.pending(store.conn))
+    found = [f"{name} has {waiting} changes left"] if waiting else []
+    found += [f"{name}: {each}" for each in outbox.shelf(store.conn)]
+    for table, spec in SYNCED.items():
+        remote = {
+            row["id"]: {column: row[column] for column in spec.synced}
+            for row in server.pull(table, 0, 1000) or []
+        }
+        local = {
+            row["id"]: {column: row[column] for column in spec.synced}
+            for row in store.rows(table, with_deleted=True)
+        }
+        if local != remote:
+            found.append(f"{name}, {table}: {local} instead of {remote}")
+    return found
 
 
 def new_user(conn: db.SyncConnection) -> uuid.UUID:

@@ -33,6 +33,7 @@ from penstock.apps.notes.device import (
     sync,
     upload_image,
 )
+from penstock.apps.notes.device import __main__ as terminal
 from penstock.contract import bulks, jobs
 from penstock.postgres import migrate
 from penstock.settings import Settings
@@ -644,6 +645,33 @@ def test_telemetry_has_fixed_names_and_does_not_delay_a_429(
     [properties] = [each for event, each in sent if event == "managed_ai_call_succeeded"][:1]
     assert set(properties) == {"action", "prompt_name", "prompt_version", "prompt_fallback", "fail_open"}
     sender.close()
+
+
+def test_terminal_finds_ideas_after_a_preview(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R2.13/local-discovery: nothing is applied before the answer; each batch counts as one call."""
+    ann = site.join("ann")
+    monkeypatch.setenv("NOTES_TOKEN", ann.token)
+    monkeypatch.setenv("NOTES_URL", "http://127.0.0.1:9")
+
+    def run(*words: str) -> str:
+        terminal.main(["--library", str(tmp_path / "a.db"), *words])
+        lines = capsys.readouterr().out.splitlines()
+        return "\n".join(line for line in lines if "[info" not in line)
+
+    for n in range(26):
+        run("add", f"Note {n} about law")
+    assert "Paused" in run("discover")
+    monkeypatch.setenv("NOTES_URL", site.url)
+    monkeypatch.setattr("builtins.input", lambda _: "")
+    said = run("discover")
+    assert said.count("about law #") == 25 and "Nothing was applied" in said and used(site, ann) == 1
+    assert "#" not in run("ls")
+    said = run("discover", "--yes")
+    assert "Tagged 26, skipped 0, failed 0." in said and used(site, ann) == 2
+    assert run("ls").count("about law #") == 26
+    assert run("discover", "--yes").endswith("Tagged 0, skipped 0, failed 0.") and used(site, ann) == 2
 
 
 def test_encrypted_text_is_nowhere_readable(site: Site, sim: Simulator, tmp_path: Path) -> None:

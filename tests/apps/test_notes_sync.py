@@ -450,6 +450,49 @@ def test_device_in_the_terminal(
     assert "must contain 32 bytes" in run("b", "ls")[1]
 
 
+def test_terminal_edits_notes_and_answers_refused_changes(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R2.8/export: a discarded change makes room for the server's row; one that is sent again arrives."""
+    ann = site.join("ann")
+    monkeypatch.setenv("NOTES_URL", site.url)
+    monkeypatch.setenv("NOTES_TOKEN", ann.token)
+
+    def run(library: str, *words: str) -> str:
+        terminal.main(["--library", str(tmp_path / library), *words])
+        written = capsys.readouterr()
+        return "".join(
+            line for line in (written.out + written.err).splitlines(keepends=True) if "[info" not in line
+        )
+
+    note_id = run("a", "add", "otters hold hands").split()[1].rstrip(".")
+    other = run("a", "add", "herons").split()[1].rstrip(".")
+    assert run("a", "edit", "none", "x") == "error: there is no note none\n"
+    assert run("a", "restore", note_id) == f"error: there is no deleted note {note_id}\n"
+    assert run("a", "rm", other) == "" and run("a", "restore", other) == "" and run("a", "sync")
+    site.db.execute("alter table notes.notes add constraint no_owls check (text !~ 'owl')")
+    try:
+        run("a", "edit", note_id, "owls hold hands")
+        run("a", "edit", other, "owls")
+        said = run("a", "sync")
+        assert "refused 2." in said and f"refused 1: notes {note_id}: " in said and "(no_owls)" in said
+    finally:
+        site.db.execute("alter table notes.notes drop constraint no_owls")
+    with ExitStack() as stack:
+        store = Store(tmp_path / "a")
+        stack.callback(store.close)
+        store.put("notes", {**(store.get("notes", note_id) or {}), "image_data_url": "data:kept"})
+    assert run("a", "refused", "--discard", "7") == "error: there is no refused change 7\n"
+    assert run("a", "refused", "--discard", "1") == run("a", "refused", "--retry", "2") == ""
+    assert run("a", "refused") == ""
+    assert run("a", "sync").startswith("Pushed 1, pulled 2")
+    assert sorted(run("a", "ls").splitlines()) == sorted([f"{note_id}  otters hold hands", f"{other}  owls"])
+    with ExitStack() as stack:
+        store = Store(tmp_path / "a")
+        stack.callback(store.close)
+        assert (store.get("notes", note_id) or {})["image_data_url"] == "data:kept"
+
+
 def test_no_client_writes_change_numbers(conn: db.SyncConnection) -> None:
     """Nobody but the trigger decides what devices have read."""
     query = """

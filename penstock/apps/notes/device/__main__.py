@@ -1,7 +1,7 @@
 """`python -m penstock.apps.notes.device`: a library in one file, on this machine.
 
-`add`, `ls`, `search`, `export` and `import` work offline; `sync` exchanges changes with the server that
-NOTES_URL names, as the user of NOTES_TOKEN (and with NOTES_KEY, the project's public key).
+All commands but two work offline. `sync` exchanges changes with the server that NOTES_URL names, as the user
+of NOTES_TOKEN (and with NOTES_KEY, the public key of the project). `discover` asks its model for ideas of notes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from penstock.apps.notes.device import (
     ServerError,
     Store,
     build_export,
+    discovery,
     import_merge,
     import_replace,
     outbox,
     sync,
 )
 from penstock.apps.notes.device.store import Record
+from penstock.apps.notes.device.sync import discard
 
 
 def main(words: list[str] | None = None) -> int:
@@ -53,9 +55,21 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("add", help="add a note")
     add.add_argument("text")
     add.add_argument("--tag", action="append", default=[], help="an idea of the note; may be repeated")
+    edit = commands.add_parser("edit", help="change the text of a note")
+    edit.add_argument("id")
+    edit.add_argument("text")
+    commands.add_parser("rm", help="delete a note").add_argument("id")
+    commands.add_parser("restore", help="bring a deleted note back").add_argument("id")
     commands.add_parser("ls", help="list notes")
     commands.add_parser("search", help="find notes by words or their beginnings").add_argument("text")
     commands.add_parser("sync", help="push changes, then pull those of other devices")
+    refused = commands.add_parser("refused", help="list changes that the server refused")
+    then = refused.add_mutually_exclusive_group()
+    then.add_argument("--retry", type=int, metavar="NUMBER", help="send one again at the next sync")
+    then.add_argument("--discard", type=int, metavar="NUMBER", help="take the server's row instead")
+    find = commands.add_parser("discover", help="find ideas for notes without tags")
+    find.add_argument("--yes", action="store_true", help="apply the preview without asking")
+    find.add_argument("--cancel", action="store_true", help="end the run; what was applied stays")
     commands.add_parser("export", help="write the library as JSON").add_argument("file", type=Path)
     read = commands.add_parser("import", help="read an export")
     read.add_argument("file", type=Path)
@@ -68,12 +82,20 @@ def _parser() -> argparse.ArgumentParser:
 def _run(store: Store, given: argparse.Namespace) -> None:
     if given.command == "add":
         print(f"Added {store.save('notes', text=given.text, tags=given.tag)['id']}.")
+    elif given.command in ("edit", "rm", "restore"):
+        _change(store, given)
     elif given.command == "ls":
         _list(store.rows("notes"))
     elif given.command == "search":
         _list(store.search(given.text))
     elif given.command == "sync":
-        _sync(store)
+        done = sync(store, _server())
+        print(f"Pushed {done.applied}, pulled {done.pulled}, refused {done.refused}.")
+        _list_refused(store)
+    elif given.command == "refused":
+        _answer_refused(store, given)
+    elif given.command == "discover":
+        _discover(store, given)
     elif given.command == "export":
         given.file.write_text(json.dumps(build_export(store), ensure_ascii=False), encoding="utf-8")
         print(f"Exported to {given.file}. The file is not encrypted.")
@@ -82,14 +104,74 @@ def _run(store: Store, given: argparse.Namespace) -> None:
         print(f"Imported {(import_merge if given.merge else import_replace)(store, document)} rows.")
 
 
-def _sync(store: Store) -> None:
+def _server() -> HttpServer:
     url, token = os.environ.get("NOTES_URL", ""), os.environ.get("NOTES_TOKEN", "")
     if not url or not token:
         raise ValueError("set NOTES_URL and NOTES_TOKEN to sync")
-    done = sync(store, HttpServer(url, os.environ.get("NOTES_KEY", ""), lambda: token))
-    print(f"Pushed {done.applied}, pulled {done.pulled}, refused {done.refused}.")
-    for refused in outbox.shelf(store.conn):
-        print(f"refused: {refused.table} {refused.record['id']}: {refused.message} ({refused.code})")
+    return HttpServer(url, os.environ.get("NOTES_KEY", ""), lambda: token)
+
+
+def _change(store: Store, given: argparse.Namespace) -> None:
+    note = store.get("notes", given.id)
+    if note is None or note["deleted"] != (given.command == "restore"):
+        state = "deleted note" if given.command == "restore" else "note"
+        raise ValueError(f"there is no {state} {given.id}")
+    if given.command == "edit":
+        store.save("notes", id=given.id, text=given.text)
+    elif given.command == "rm":
+        store.delete("notes", given.id)
+    else:
+        store.undelete("notes", given.id)
+
+
+def _answer_refused(store: Store, given: argparse.Namespace) -> None:
+    number = given.retry if given.retry is not None else given.discard
+    if number is None:
+        _list_refused(store)
+        return
+    with store.transaction():
+        is_known = outbox.retry(store.conn, number) if given.retry is not None else discard(store, number)
+    if not is_known:
+        raise ValueError(f"there is no refused change {number}")
+
+
+def _list_refused(store: Store) -> None:
+    for each in outbox.shelf(store.conn):
+        print(f"refused {each.number}: {each.table} {each.record['id']}: {each.message} ({each.code})")
+
+
+def _discover(store: Store, given: argparse.Namespace) -> None:
+    job = discovery.active_job(store)
+    if given.cancel:
+        if job is not None:
+            discovery.cancel(store, job)
+        return
+    ask = discovery.managed(_server(), [idea["name"] for idea in store.rows("custom_ideas")])
+    job = job or discovery.start(store)
+    discovery.continue_paused(store, job)
+    discovery.run(store, job, ask)
+    if job.status == "preview" and job.preview is not None:
+        for id, found in job.preview.items():
+            _list(
+                [
+                    {**note, "tags": [*found["core"], *found["supporting"]]}
+                    for note in (store.get("notes", id),)
+                    if note
+                ]
+            )
+        if (
+            not given.yes
+            and input("Apply these, and tag the other notes without asking? [y/N] ").lower() != "y"
+        ):
+            print("Nothing was applied. Run discover again to decide, or with --cancel to end the run.")
+            return
+        discovery.confirm_preview(store, job)
+        discovery.run(store, job, ask)
+    print("Tagged {applied}, skipped {skipped}, failed {failed}.".format(**job.counts))
+    if job.status == "paused":
+        print(
+            "Paused: the limit is reached, or the server cannot be reached. Run discover again to continue."
+        )
 
 
 def _list(notes: list[Record]) -> None:

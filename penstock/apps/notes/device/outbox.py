@@ -109,11 +109,16 @@ def shelf(conn: sqlite3.Connection) -> list[Refused]:
     ]
 
 
+def unshelve(conn: sqlite3.Connection, number: int) -> Refused | None:
+    """Take a refused change off the shelf; None if it is not there."""
+    found = next((each for each in shelf(conn) if each.number == number), None)
+    conn.execute("delete from shelf where number = ?", (number,))
+    return found
+
+
 def retry(conn: sqlite3.Connection, number: int) -> bool:
     """Queue a refused change again. Returns whether it was on the shelf."""
-    row = conn.execute("select table_name, payload from shelf where number = ?", (number,)).fetchone()
-    if row is None:
-        return False
-    conn.execute("delete from shelf where number = ?", (number,))
-    add(conn, row[0], json.loads(row[1]))
-    return True
+    found = unshelve(conn, number)
+    if found is not None:
+        add(conn, found.table, found.record)
+    return found is not None

@@ -109,6 +109,23 @@ def push(store: Store, server: Server, server_ms: int) -> Report:
     return Report(**counts)
 
 
+def discard(store: Store, number: int) -> bool:
+    """Drop a refused change. The next sync brings the server's row, if it has one.
+
+    Returns whether the change was on the shelf.
+    """
+    with store.transaction():
+        refused = outbox.unshelve(store.conn, number)
+        if refused is None:
+            return False
+        table, row = refused.table, store.get(refused.table, refused.record["id"])
+        if row is not None and not outbox.has(store.conn, table, row["id"]):
+            # Older than any row of the server, which thereby replaces it but for what only this device has.
+            store.put(table, {**row, "deleted": True, "updated_at": 0})
+        store.set_meta(f"lastSeq:{table}", 0)
+    return True
+
+
 def _batches(changes: list[outbox.Change]) -> Iterator[list[outbox.Change]]:
     """Changes that go together, in their order."""
     batch: list[outbox.Change] = []
