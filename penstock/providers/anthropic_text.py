@@ -11,7 +11,7 @@ from penstock.providers import failures
 from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import NO_KEY, Connection
 from penstock.providers.interface import Adapter, Answer, Image, Medium, Request, TextRequest
-from penstock.providers.openai_text import judged, text_request
+from penstock.providers.openai_text import judged, text_request, text_units
 
 if TYPE_CHECKING:
     import anthropic
@@ -28,6 +28,7 @@ def client(connection: Connection) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(
         base_url=connection.url,
         api_key=connection.secret or NO_KEY,
+        default_headers=connection.client_headers("ANTHROPIC_CUSTOM_HEADERS", anthropic.Omit()),
         http_client=anthropic.DefaultAsyncHttpxClient(**connection.http_options()),
         max_retries=0,
         timeout=connection.seconds,
@@ -51,24 +52,18 @@ class AnthropicText(Adapter):
             with failures.mapped(connection.provider):
                 create: Any = api.messages.with_raw_response.create
                 response = await create(**self._fields(model, wanted), max_tokens=most)
-            found: Any = await response.parse()
-        text = "".join(block.text for block in found.content if block.type == "text")
-        used = found.usage
-        # Tokens of the cache are part of the input.
-        units = {
-            "input_tokens": used.input_tokens
-            + (used.cache_creation_input_tokens or 0)
-            + (used.cache_read_input_tokens or 0),
-            "output_tokens": used.output_tokens,
-        }
-        answer = Answer(units, text, signal=self.limits(response.status_code, response.headers))
-        reason = found.stop_reason
-        if reason == "refusal":
-            details = found.stop_details
-            why = (details.explanation or details.category or "") if details else ""
-            return judged(connection, answer, refusal=why)
-        end = None if reason in ("end_turn", "stop_sequence") else _ENDS.get(reason, str(reason))
-        return judged(connection, answer, end=end, most=most)
+            with failures.readable(connection.provider):
+                found: Any = await response.parse()
+                text = "".join(block.text for block in found.content if block.type == "text")
+                units = _units(found.usage, wanted, most)
+                answer = Answer(units, text, signal=self.limits(response.status_code, response.headers))
+                reason = found.stop_reason
+                if reason == "refusal":
+                    details = found.stop_details
+                    why = (details.explanation or details.category or "") if details else ""
+                    return judged(connection, answer, refusal=why)
+                end = None if reason in ("end_turn", "stop_sequence") else _ENDS.get(reason, str(reason))
+                return judged(connection, answer, end=end, most=most)
 
     def _fields(self, model: str, wanted: TextRequest) -> dict[str, Any]:
         content: Any = wanted.prompt
@@ -83,6 +78,15 @@ class AnthropicText(Adapter):
             schema = dict(wanted.schema.schema)
             fields["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
         return fields
+
+
+def _units(used: Any, wanted: TextRequest, most: int) -> dict[str, float]:
+    if used is None:
+        return text_units(None, None, wanted, most)
+    # Tokens of the cache are part of the input.
+    cached = (used.cache_creation_input_tokens or 0) + (used.cache_read_input_tokens or 0)
+    read = used.input_tokens + cached if isinstance(used.input_tokens, int) else None
+    return text_units(read, used.output_tokens, wanted, most)
 
 
 def _block(image: Image) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class ElevenLabsSpeech(Adapter):
             if "quota_exceeded" in _detail(error):
                 raise failures.Exhausted(connection.provider, connection.url) from error
             raise
+        failures.check_file(connection.provider, response.headers.get("content-type", ""))
         counted = response.headers.get("x-character-count") or response.headers.get("character-cost") or ""
         characters = int(counted) if counted.isascii() and counted.isdecimal() else len(request.text)
         answer = Answer(

@@ -11,6 +11,8 @@ from penstock.sdk.context import Fail, Retry
 _LONGEST = 1000
 _PASSING = ("server_error", "rate_limit_exceeded")
 _REFUSED = (400, 404, 405, 409, 410, 413, 415, 422)
+# Errors of HTTP libraries after the request was sent.
+_LOST = {"ReadTimeout", "ReadError", "RemoteProtocolError", "DecodingError"}
 
 
 class Exhausted(Exception):
@@ -25,6 +27,7 @@ class Exhausted(Exception):
 def mapped(provider: str) -> Generator[None]:
     """Around a call: turn errors that no retry can fix into Fail, and network errors into Retry.
 
+    If the request was sent, the provider may charge for it: the database books the estimate of `answer_lost`.
     A 429, 529, 402 or 5xx stays the client's error: the worker reads limits from it, or retries.
     """
     try:
@@ -39,10 +42,36 @@ def mapped(provider: str) -> Generator[None]:
             raise
         for cause in (error, error.__cause__):
             # The official clients wrap the errors of their HTTP library, which need not be httpx.
-            if any(base.__name__ == "TransportError" for base in type(cause).__mro__):
-                text = f"{provider} cannot be reached: {type(cause).__name__}: {cause}"
-                raise Retry(text[:_LONGEST], code="network_error") from error
+            names = {base.__name__ for base in type(cause).__mro__}
+            problem = f"{type(cause).__name__}: {cause}"[:_LONGEST]
+            if names & _LOST:
+                text = f"the answer of {provider} did not arrive: {problem}"
+                raise Retry(text, code="answer_lost") from error
+            if "TransportError" in names:
+                raise Retry(f"{provider} cannot be reached: {problem}", code="network_error") from error
         raise
+
+
+@contextmanager
+def readable(provider: str) -> Generator[None]:
+    """Around the reading of an answer: one without the documented form, such as a gateway's page, is lost."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        unreadable(provider, f"{type(error).__name__}: {error}", error)
+
+
+def unreadable(provider: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    """The answer does not have the documented form."""
+    text = f"the answer of {provider} cannot be read: {problem}"[:_LONGEST]
+    raise Retry(text, code="answer_lost") from cause
+
+
+def check_file(provider: str, content_type: str) -> None:
+    """Raise an error for a page or a document where there should be a recording or a film."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind.startswith("text/") or kind.endswith(("json", "xml", "html")):
+        unreadable(provider, f"{kind} instead of a file")
 
 
 @contextmanager

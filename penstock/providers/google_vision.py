@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any, ClassVar
 
-from penstock.providers import wire
+from penstock.providers import failures, wire
 from penstock.providers.connection import Connection
 from penstock.providers.interface import Adapter, Answer, Medium, Request, VisionRequest
 from penstock.sdk.context import Fail, Retry
@@ -37,14 +37,15 @@ class GoogleVision(Adapter):
             key_header=self.key_header,
             json={"requests": [wanted]},
         )
-        found: dict[str, Any] = response.json()["responses"][0]
-        if error := found.get("error"):
-            text = f"{connection.provider} failed ({error.get('code')}): {error.get('message')}"[:1000]
-            if error.get("code") in _PASSING:
-                raise Retry(text, code="provider_failed")
-            raise Fail(text, code="provider_refused")
-        # A picture without text has no annotation: that is an answer.
-        annotation: dict[str, Any] = found.get("fullTextAnnotation") or {"text": ""}
-        text = str(annotation.get("text", ""))
+        with failures.readable(connection.provider):
+            found: dict[str, Any] = response.json()["responses"][0]
+            if error := found.get("error"):
+                text = f"{connection.provider} failed ({error.get('code')}): {error.get('message')}"[:1000]
+                if error.get("code") in _PASSING:
+                    raise Retry(text, code="provider_failed")
+                raise Fail(text, code="provider_refused")
+            # A picture without text has no annotation: that is an answer.
+            annotation: dict[str, Any] = found.get("fullTextAnnotation") or {"text": ""}
+            text = str(annotation.get("text", ""))
         signal = self.limits(response.status_code, response.headers)
         return Answer({"requests": 1, "pages": 1}, text, signal=signal)

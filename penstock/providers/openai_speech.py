@@ -30,6 +30,8 @@ class OpenAISpeech(Adapter):
                 create: Any = api.audio.speech.with_raw_response.create
                 response = await create(**fields, response_format="wav")
             data = response.content
+        if data and not (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
+            failures.unreadable(connection.provider, "not a WAV file")
         units = {"requests": 1, "characters": len(request.text)}
         signal = self.limits(response.status_code, response.headers)
         answer = Answer(units, data=data, media_type="audio/wav", signal=signal)

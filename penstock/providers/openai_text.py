@@ -6,7 +6,7 @@ import base64
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.extras import required
-from penstock.providers import failures
+from penstock.providers import failures, keys
 from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import NO_KEY, Connection
 from penstock.providers.interface import Adapter, Answer, Medium, Request, TextRequest, VisionRequest
@@ -25,12 +25,15 @@ def client(connection: Connection) -> openai.AsyncOpenAI:
         import openai
 
     http = openai.DefaultAsyncHttpxClient(**connection.http_options())
-    omitted: Any = None if connection.secret else {name: openai.Omit() for name in _ACCOUNT}
+    omitted: Any = openai.Omit()
+    headers = connection.client_headers("OPENAI_CUSTOM_HEADERS", omitted)
+    if connection.secret is None or connection.key != keys.of_environment("openai"):
+        # The ids in OPENAI_ORG_ID and OPENAI_PROJECT_ID belong to the key in OPENAI_API_KEY.
+        headers |= dict.fromkeys(_ACCOUNT, omitted)
     return openai.AsyncOpenAI(
         base_url=connection.url,
         api_key=connection.secret or NO_KEY,
-        # The ids in OPENAI_ORG_ID and OPENAI_PROJECT_ID are for the host that gets the key.
-        default_headers=omitted,
+        default_headers=headers,
         http_client=http,
         max_retries=0,
         timeout=connection.seconds,
@@ -51,20 +54,21 @@ class OpenAIText(Adapter):
             with failures.mapped(connection.provider):
                 create: Any = api.responses.with_raw_response.create
                 response = await create(**self._fields(model, wanted), max_output_tokens=most, store=False)
+        with failures.readable(connection.provider):
             found: Any = response.parse()
-        used = found.usage
-        units = _units(used and used.input_tokens, used and used.output_tokens, wanted, most)
-        signal = self.limits(response.status_code, response.headers)
-        texts, refusal = _contents(found)
-        answer = Answer(units, "".join(texts), signal=signal)
-        if found.status == "completed":
-            return judged(connection, answer, refusal=refusal)
-        if found.status == "failed" and found.error is not None:
-            with failures.paid(answer):
-                failures.failed(connection.provider, found.error.code, found.error.message)
-        reason = found.incomplete_details.reason if found.incomplete_details else None
-        end = {"max_output_tokens": "length"}.get(str(reason), reason or str(found.status))
-        return judged(connection, answer, end=end, refusal=refusal, most=most)
+            used = found.usage
+            units = text_units(used and used.input_tokens, used and used.output_tokens, wanted, most)
+            signal = self.limits(response.status_code, response.headers)
+            texts, refusal = _contents(found)
+            answer = Answer(units, "".join(texts), signal=signal)
+            if found.status == "completed":
+                return judged(connection, answer, refusal=refusal)
+            if found.status == "failed" and found.error is not None:
+                with failures.paid(answer):
+                    failures.failed(connection.provider, found.error.code, found.error.message)
+            reason = found.incomplete_details.reason if found.incomplete_details else None
+            end = {"max_output_tokens": "length"}.get(str(reason), reason or str(found.status))
+            return judged(connection, answer, end=end, refusal=refusal, most=most)
 
     def _fields(self, model: str, wanted: TextRequest) -> dict[str, Any]:
         parts: list[Any] = [{"type": "input_text", "text": wanted.prompt}]
@@ -98,16 +102,17 @@ class CompatibleText(Adapter):
             with failures.mapped(connection.provider):
                 create: Any = api.chat.completions.with_raw_response.create
                 response = await create(**self._fields(model, wanted), **{limit: most})
+        with failures.readable(connection.provider):
             found: Any = response.parse()
-        used = found.usage
-        units = _units(used and used.prompt_tokens, used and used.completion_tokens, wanted, most)
-        signal = self.limits(response.status_code, response.headers)
-        if not found.choices:
-            return judged(connection, Answer(units, signal=signal))
-        choice = found.choices[0]
-        answer = Answer(units, choice.message.content or "", signal=signal)
-        end = None if choice.finish_reason in _ENDED else choice.finish_reason
-        return judged(connection, answer, end=end, refusal=choice.message.refusal, most=most)
+            used = found.usage
+            units = text_units(used and used.prompt_tokens, used and used.completion_tokens, wanted, most)
+            signal = self.limits(response.status_code, response.headers)
+            if len(found.choices) == 0:
+                return judged(connection, Answer(units, signal=signal))
+            choice = found.choices[0]
+            answer = Answer(units, choice.message.content or "", signal=signal)
+            end = None if choice.finish_reason in _ENDED else choice.finish_reason
+            return judged(connection, answer, end=end, refusal=choice.message.refusal, most=most)
 
     def _fields(self, model: str, wanted: TextRequest) -> dict[str, Any]:
         parts: list[Any] = [{"type": "text", "text": wanted.prompt}]
@@ -179,9 +184,14 @@ def _contents(response: Any) -> tuple[list[str], str | None]:
     return texts, refusal
 
 
-def _units(used: int | None, made: int | None, wanted: TextRequest, most: int) -> dict[str, float]:
-    # Without usage in the response, the upper estimate.
+def text_units(used: Any, made: Any, wanted: TextRequest, most: int) -> dict[str, float]:
+    """The tokens that the response names. Without a valid number, the upper estimate."""
+    prompt = wanted.instructions + wanted.prompt + "".join(text for _, text in wanted.turns)
     return {
-        "input_tokens": tokens(wanted.instructions + wanted.prompt) if used is None else used,
-        "output_tokens": most if made is None else made,
+        "input_tokens": used if _is_count(used) else tokens(prompt),
+        "output_tokens": made if _is_count(made) else most,
     }
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

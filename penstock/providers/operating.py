@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
 
+import httpx
+
 from penstock.contract import operations
 from penstock.errors import Invalid
 from penstock.providers.calling import connect
 from penstock.providers.interface import Answer, Submitted, VideoRequest
 from penstock.providers.registry import adapter
 from penstock.sdk.app import App
-from penstock.sdk.context import Context, Fail
+from penstock.sdk.context import Context, Fail, Retry
 from penstock.sdk.operations import Operation, OperationFailed, Settled
 from penstock.sdk.webhooks import Event
 from penstock.settings import settings
@@ -65,6 +67,14 @@ async def operate(
             answer = await found.check(connection, operation.external_id)
         except Fail as error:
             return Settled("failed", code=error.code, message=str(error))
+        except Retry as error:
+            # The film was paid for, so an answer without one ends the operation. Else the next check asks again.
+            is_final = error.code == "empty_text"
+            return Settled("failed", code=error.code, message=str(error)) if is_final else None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500:
+                raise
+            return None
         if answer is None:
             return None
         return Settled("completed", await save(answer), {**answer.units, "seconds": request.seconds})

@@ -32,16 +32,20 @@ class ReplicateVideo(Adapter):
         body: dict[str, Any] = {"input": wanted}
         if request.webhook_url is not None:
             body |= {"webhook": request.webhook_url, "webhook_events_filter": ["completed"]}
-        made = await self._call(connection, "POST", f"/models/{model}/predictions", json=body)
-        return Submitted(str(made["id"]))
+        response = await self._call(connection, "POST", f"/models/{model}/predictions", json=body)
+        with failures.readable(connection.provider):
+            return Submitted(str(response.json()["id"]))
 
     async def check(self, connection: Connection, external_id: str) -> Answer | None:
-        found = await self._call(connection, "GET", f"/predictions/{external_id}")
-        status, name = found["status"], connection.provider
+        response = await self._call(connection, "GET", f"/predictions/{external_id}")
+        name = connection.provider
+        with failures.readable(name):
+            found = response.json()
+            status, output = found["status"], found.get("output")
+            message = str(found.get("error") or status)
         if status in ("starting", "processing"):
             return None
         if status == "succeeded":
-            output: Any = found.get("output")
             urls = cast("list[Any]", output) if isinstance(output, list) else [output]
             if not urls or not isinstance(urls[0], str):
                 failures.empty(name)
@@ -49,7 +53,8 @@ class ReplicateVideo(Adapter):
             return Answer({"requests": 1}, data=data, media_type="video/mp4")
         if status in ("canceled", "aborted"):
             raise Fail(f"{name} canceled the prediction", code="operation_canceled")
-        message = str(found.get("error") or status)
+        if status != "failed":
+            failures.unreadable(name, f"unknown status {status!r}")
         if any(word in message.lower() for word in _FILTERED):
             failures.filtered(name, message)
         raise Fail(f"{name} failed: {message}"[:1000], code="provider_failed")
@@ -66,8 +71,7 @@ class ReplicateVideo(Adapter):
             if not isinstance(response, httpx.Response) or response.status_code not in (404, 409, 422):
                 raise
 
-    async def _call(self, connection: Connection, method: str, path: str, **values: Any) -> dict[str, Any]:
-        response = await wire.call(
+    async def _call(self, connection: Connection, method: str, path: str, **values: Any) -> httpx.Response:
+        return await wire.call(
             connection, method, path, key_header=self.key_header, key_prefix=self.key_prefix, **values
         )
-        return response.json() if response.content else {}

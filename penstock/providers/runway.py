@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import httpx
+
 from penstock.providers import failures, wire
 from penstock.providers.connection import Connection
 from penstock.providers.interface import Adapter, Answer, Medium, Request, Submitted, VideoRequest
@@ -35,23 +37,28 @@ class RunwayVideo(Adapter):
             "duration": seconds,
             **request.options,
         }
-        made = await self._call(connection, "POST", "/text_to_video", json=body)
-        return Submitted(str(made["id"]))
+        response = await self._call(connection, "POST", "/text_to_video", json=body)
+        with failures.readable(connection.provider):
+            return Submitted(str(response.json()["id"]))
 
     async def check(self, connection: Connection, external_id: str) -> Answer | None:
-        found = await self._call(connection, "GET", f"/tasks/{external_id}")
-        status, name = found["status"], connection.provider
+        response = await self._call(connection, "GET", f"/tasks/{external_id}")
+        name = connection.provider
+        with failures.readable(name):
+            found = response.json()
+            status, urls = found["status"], list(found.get("output") or ())
+            code, message = str(found.get("failureCode") or ""), str(found.get("failure") or status)
         if status in ("PENDING", "THROTTLED", "RUNNING"):
             return None
         if status == "SUCCEEDED":
-            urls: list[Any] = found.get("output") or []
             if not urls:
                 failures.empty(name)
             data = await wire.download(connection, str(urls[0]))
             return Answer({"requests": 1}, data=data, media_type="video/mp4")
         if status in ("CANCELLED", "CANCELED"):
             raise Fail(f"{name} canceled the task", code="operation_canceled")
-        code, message = str(found.get("failureCode") or ""), str(found.get("failure") or status)
+        if status != "FAILED":
+            failures.unreadable(name, f"unknown status {status!r}")
         if code.startswith("SAFETY") or ".SAFETY" in code:
             failures.filtered(name, f"{message} ({code})")
         raise Fail(f"{name} failed: {message} ({code or 'no code'})"[:1000], code="provider_failed")
@@ -63,8 +70,8 @@ class RunwayVideo(Adapter):
             if failures.status_of(error.__cause__ or error) != 404:
                 raise
 
-    async def _call(self, connection: Connection, method: str, path: str, **values: Any) -> dict[str, Any]:
-        response = await wire.call(
+    async def _call(self, connection: Connection, method: str, path: str, **values: Any) -> httpx.Response:
+        return await wire.call(
             connection,
             method,
             path,
@@ -73,7 +80,6 @@ class RunwayVideo(Adapter):
             headers=self.headers,
             **values,
         )
-        return response.json() if response.content else {}
 
 
 def _shortened(text: str) -> str:

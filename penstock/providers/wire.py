@@ -54,9 +54,12 @@ async def download(connection: Connection, url: str) -> bytes:
                     request=response.request,
                     response=response,
                 )
+            failures.check_file(connection.provider, response.headers.get("content-type", ""))
             data = bytearray()
             async for part in response.aiter_bytes():
                 data += part
                 if len(data) > MOST_BYTES:
                     raise Fail(f"the file is larger than {MOST_BYTES >> 20} MB", code="file_too_large")
+    if not data:
+        failures.empty(connection.provider)
     return bytes(data)

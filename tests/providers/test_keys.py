@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -13,12 +14,13 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock import Context, Fail, settings, testing
+from penstock import Context, Fail, Retry, settings, simulator, testing
 from penstock.contract import provider_keys
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.postgres import db as database
-from penstock.providers import TextRequest, ask, connect, keys
+from penstock.providers import Image, TextRequest, VisionRequest, ask, connect, keys
 from penstock.providers.connection import Connection, Key, checked_url
+from penstock.simulator import content
 from penstock.types import SealedKey
 from tests.conftest import Command
 from tests.providers.conftest import Wire, replay
@@ -82,6 +84,13 @@ async def test_key_goes_to_the_own_host_over_https(
         "http://api.anthropic.com",
         "https://api.openai.com.example.org/v1",
         "https://example.org/api.openai.com/v1",
+        "https://api.openai.com:8443/v1",
+        "https://api.anthropic.com:8443",
+        "https://api.openai.com./v1",
+        "https://eu.api.openai.com/v1",
+        "https://[2001:db8::1]/v1",
+        "https://[::1]:8443/v1",
+        "https://[::ffff:10.0.0.7]/v1",
     ],
 )
 async def test_no_other_address_gets_a_key(
@@ -90,6 +99,9 @@ async def test_no_other_address_gets_a_key(
     """R0.10/keys: neither the key of the environment, nor a stored one, nor the ids of an account."""
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_ORG_ID", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(name, SECRET)
+    for name in ("OPENAI", "ANTHROPIC"):
+        # The official clients send these headers to every address.
+        monkeypatch.setenv(f"{name}_CUSTOM_HEADERS", f"authorization: Bearer {SECRET}\nX-Gateway: {SECRET}")
     replay(wire, "messages_end_turn" if provider.startswith("anthropic") else "responses_completed")
     if provider.startswith("house"):
         replay(wire, "chat_stop")
@@ -146,13 +158,92 @@ async def test_tenants_key_wins_over_the_general_one_and_the_environment(
     assert failed.value.code == "unknown_address"
 
 
-@pytest.mark.parametrize("url", ["ftp://x/", "https://", "https://user:password@host/", "file:///etc/passwd"])
+async def test_ids_of_an_account_go_with_the_key_of_the_environment_only(
+    wire: Wire, master: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's key belongs to another organization, which OpenAI would reject with these ids."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-other\nX-Gateway: secret")
+    replay(wire, "responses_completed")
+    await ask(context(), REQUEST, provider="openai/gpt-4o")
+    await ask(context(keys.seal("openai", SECRET, tenant_id=TENANT)), REQUEST, provider="openai/gpt-4o")
+    sent = [dict(request.headers) for request in wire.requests]
+    assert [each["authorization"] for each in sent] == ["Bearer sk-environment", f"Bearer {SECRET}"]
+    assert [each.get("openai-organization") for each in sent] == ["org-1", None]
+    assert not any("x-gateway" in each for each in sent)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x/",
+        "https://",
+        "https://user:password@host/",
+        "https://:password@host/",
+        "https://api.openai.com@evil.example.org/",
+        "file:///etc/passwd",
+        "https://[::1",
+        "https://host:99999/",
+        "https://host:password/",
+    ],
+)
 async def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(Invalid):
         checked_url(url)
     with pytest.raises(Fail) as failed:
         await connect(context(), "house/llm", url)
     assert failed.value.code == "invalid_address"
+    assert "@" not in url or "password" not in str(failed.value), "a password is not stored with the error"
+
+
+class Proxy:
+    """A proxy that refuses everything, and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heard += await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("provider", "variable", "host"),
+    [
+        ("openai/gpt-4o", "OPENAI_API_KEY", b"api.openai.com"),
+        ("anthropic/claude-haiku-4-5", "ANTHROPIC_API_KEY", b"api.anthropic.com"),
+        ("google/vision", "GOOGLE_API_KEY", b"vision.googleapis.com"),
+    ],
+)
+async def test_proxy_of_the_environment_tunnels_keys_and_sees_nothing_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, provider: str, variable: str, host: bytes
+) -> None:
+    """R0.10/keys: the proxy is asked for a tunnel to the provider's host, and gets neither key nor prompt."""
+    proxy = Proxy()
+    listening = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, url)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, SECRET)
+    wanted: Any = TextRequest("Hello!", 5000)
+    if provider.startswith("google"):
+        wanted = VisionRequest(Image(content.picture("x", 0, 0)))
+    async with listening:
+        with pytest.raises(Retry) as refused:
+            await ask(context(), wanted, provider=provider)
+        assert refused.value.code == "network_error"
+        assert proxy.heard.startswith(b"CONNECT " + host + b":443 ") and SECRET.encode() not in proxy.heard
+        proxy.heard = b""
+        async with simulator.serve() as running:
+            local = {"openai": running.openai_url, "anthropic": running.anthropic_url, "google": running.url}
+            await ask(context(), wanted, provider=provider, url=local[provider.partition("/")[0]])
+        assert proxy.heard == b""
 
 
 # Encryption

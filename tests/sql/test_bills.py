@@ -16,6 +16,7 @@ from .conftest import Contract
 from .test_access import acting
 from .test_costs import cost, price
 from .test_limits import NAME, calls, provider
+from .test_operations import begin, settle, submit
 from .test_quotas import accounts_are_right as accounts_are_right
 from .test_quotas import report
 
@@ -69,6 +70,36 @@ class TestUnreported:
         )
         assert cost(sql, job) == 2
         assert sql.one("select count(*) from penstock.usage_events") == 0
+
+    def test_a_lost_answer_books_its_estimate(self, priced: Contract) -> None:
+        """The provider took the request, but its answer did not arrive: each attempt may be billed."""
+        sql = priced
+        job = sql.start(calls(1))
+        sql.fail(sql.claim_one(), "read timeout", error_code="answer_lost")
+        assert (estimates(sql), cost(sql, job)) == ([2], 2)
+        sql.fail(sql.claim_one(), "connection refused", error_code="network_error")
+        assert (estimates(sql), cost(sql, job)) == ([2], 2)
+        assert sql.execute("select * from penstock.check_accounts()") == []
+
+    def test_a_lost_answer_to_a_submission_books_its_estimate(self, priced: Contract) -> None:
+        """The next attempt submits again, and pays for that when it ends; the first may be billed as well."""
+        sql = priced
+        job = sql.start(calls(1))
+        task = sql.claim_one()
+        operation = begin(sql, task)
+        sql.fail(task, "read timeout", error_code="answer_lost")
+        assert (estimates(sql), cost(sql, job)) == ([2], 2)
+        task = sql.claim_one()
+        again = begin(sql, task)
+        assert again["id"] == operation["id"]
+        submit(sql, task, again)
+        sql.fail(task, "a check without an answer", error_code="answer_lost")
+        assert estimates(sql) == [2], "what was submitted is charged when it ends"
+        task = sql.claim_one()
+        settle(sql, task, again, "completed")
+        sql.complete(task)
+        assert cost(sql, job) == 4
+        assert sql.execute("select * from penstock.check_accounts()") == []
 
     def test_other_failures_and_reports_book_no_estimate(self, priced: Contract, clock: Clock) -> None:
         sql = priced

@@ -186,20 +186,24 @@ declare
   v_leases leases[];
   v_units jsonb[];
 begin
-  -- A lost attempt has no report, and a timeout ends one before its report. The provider may bill both.
+  -- A lost attempt, a timeout and a lost answer end before the report. The provider may bill all three.
   select array_agg(l order by l.lease), array_agg(_priced_units(n.provider, l.tenant_id, t.units)
     order by l.lease)
   into v_leases, v_units
   from unnest(p_leases) as l join lanes n on n.id = l.lane_id
   cross join lateral (
     select x.units from tasks x where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
-  -- What an operation costs is charged when it ends.
+  -- What an operation costs is charged when it ends. One whose first answer was lost is submitted again, and
+  -- the provider may bill both.
   where n.provider is not null and not exists (
     select from operations o where o.job_id = l.job_id and o.task_id = l.task_id
-      and o.status in ('pending', 'processing', 'completed', 'timeout'))
+      and o.status in ('pending', 'processing', 'completed', 'timeout')
+      and not (o.status = 'pending' and exists (
+        select from attempts a where a.job_id = l.job_id and a.task_id = l.task_id and a.lease = l.lease
+          and a.error_code = 'answer_lost')))
   and (l.is_canceled or exists (
     select from attempts a where a.job_id = l.job_id and a.task_id = l.task_id and a.lease = l.lease
-      and (a.outcome = 'lost' or a.error_code = 'timeout')));
+      and (a.outcome = 'lost' or a.error_code in ('timeout', 'answer_lost'))));
   if v_leases is null then
     return '{}';
   end if;
@@ -208,8 +212,8 @@ begin
 end
 $$;
 comment on function penstock._charge_unreported(penstock.leases[]) is
-  'Records the estimated costs of lost and timed-out attempts, which counts against budgets, and returns '
-  'the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.';
+  'Records the estimated costs of attempts that were lost, timed out or got no answer, which counts '
+  'against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.';
 
 create or replace function penstock._shrink_bookings(p_hold penstock.holds, p_units jsonb)
 returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
