@@ -68,7 +68,7 @@ async def operate(
         except Fail as error:
             return Settled("failed", code=error.code, message=str(error))
         except Retry as error:
-            # The film was paid for, so an answer without one ends the operation. Else the next check asks again.
+            # The film was paid for: nothing else ends the operation, and the next check asks again.
             is_final = error.code == "empty_text"
             return Settled("failed", code=error.code, message=str(error)) if is_final else None
         except httpx.HTTPStatusError as error:
