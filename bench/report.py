@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bench import intake, measure, plots, pressure, scale, uploads
+from bench import intake, measure, plots, pressure, routes, scale, uploads
 from bench.measure import Figure
 from bench.peers import NAMES
 
@@ -114,6 +114,7 @@ PROMISES = [
         "milliseconds for costs by provider and day (number of cost entries: see All figures)",
         "< 50",
     ),
+    ("route_extra_cost", "% that routes decided at the claim cost above the cheapest plan", "≤ 10"),
     ("startup_import", "milliseconds of CPU for `import penstock`", "< 150"),
     ("startup_help", "milliseconds of CPU for `penstock --help`", "< 400"),
     ("slides_reserve", "milliseconds to reserve a thumbnail, with 1,000,000 slides (median)", "< 10 ms"),
@@ -429,6 +430,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines += pages(figures)
     lines += intake.page(figures)
     lines += uploads.page(figures)
+    lines += routes.page(figures)
     lines += ["## Promises", "", "| what | promised | measured |", "|---|---|---:|"]
     values = {figure.name: figure.value for figure in figures}
     lines += [

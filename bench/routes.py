@@ -190,3 +190,27 @@ def figures(dsn: str, count: int, seed: int = 1) -> list[Figure]:
         Figure("route_extra_cost", SYSTEM, 100 * (found.cost / least - 1), "%"),
         Figure("route_extra_time", SYSTEM, 100 * (found.seconds / fastest(lengths) - 1), "%"),
     ]
+
+
+def page(figures: list[Figure]) -> list[str]:
+    """The section of docs/benchmarks.md, or nothing if that was not measured."""
+    found = {(figure.name, figure.system): figure.value for figure in figures}
+    if ("route_cost", SYSTEM) not in found:
+        return []
+    fixed = "best fixed assignment"
+    return [
+        "## Routes decided at the claim",
+        "",
+        "1,000 films of 2 to 20 seconds on three providers with limits, of which the second is under maintenance for three",
+        "minutes, on a simulated clock (`bench/routes.py`), so the load of the machine does not matter. The fixed assignment is",
+        "the best of those made before the start, and knows of the outage. The cheapest plan may split films.",
+        "",
+        "| | seconds | USD |",
+        "|---|---:|---:|",
+        f"| Penstock, at the claim | {found['route_seconds', SYSTEM]:,.0f} | {found['route_cost', SYSTEM]:,.0f} |",
+        f"| {fixed} | {found['route_seconds', fixed]:,.0f} | {found['route_cost', fixed]:,.0f} |",
+        f"| cheapest plan of the same time | {found['route_seconds', SYSTEM]:,.0f} |"
+        f" {found['route_cost', 'cheapest plan of the same time']:,.0f} |",
+        f"| fastest possible plan | {found['route_seconds', 'fastest possible plan']:,.0f} | |",
+        "",
+    ]

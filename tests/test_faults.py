@@ -4,6 +4,7 @@ nothing that is written with a task's end is there twice."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -100,6 +101,45 @@ def test_a_worker_killed_at_any_step_loses_nothing(
         written = "effects e join penstock.results r using (task_id)"
         assert count(db, "effects", "word = 'posted'") == 3
         assert count(db, written, "e.word = 'posted' and e.lease = r.lease") == 3
+
+
+@pytest.mark.slow
+def test_killed_workers_never_spend_more_than_the_budget(
+    workload: Any, start_worker: Any, db: testing.Database, clock: testing.Clock, eventually: Any
+) -> None:
+    """Each call that a killed worker had begun may be billed: 2 USD each, so five of them fit into 11 USD."""
+    call = {"kind": "hold", "input": {"gate": "never"}, "provider": "test/paid"}
+    options = {
+        "tenant_id": str(db.execute("select penstock.ensure_tenant('a') as id")[0]["id"]),
+        "budget": 11,
+    }
+    db.execute("select penstock.define_kind('hold')")
+    db.execute("select penstock.set_provider('test/paid', '{}')")
+    db.execute("select penstock.set_price('test/paid', 'requests', 2)")
+    db.execute(
+        "select penstock.start_job('calls', '{}', %s, %s)", [json.dumps([call] * 10), json.dumps(options)]
+    )
+    killed = 0
+    while killed < 5:
+        wanted = min(2, 5 - killed)
+        process: subprocess.Popen[str] = start_worker(concurrency=2, kinds=["hold"])
+        eventually(lambda n=killed + wanted: count(db, "effects", "word = 'begun'") == n)
+        process.kill()
+        process.wait()
+        eventually(lambda: not backends(db, "application_name like 'penstock worker%'"), "its sessions end")
+        killed += wanted
+        clock.advance(minutes=5)
+
+        def spent() -> int:
+            clock.advance(seconds=5)
+            db.execute("select penstock.upkeep()")
+            return db.execute("select sum(base_amount)::int as n from penstock.cost_entries")[0]["n"]
+
+        eventually(lambda n=killed: spent() == 2 * n, "what was lost is booked")
+    start_worker(concurrency=2, kinds=["hold"])
+    eventually(lambda: count(db, "penstock.jobs", "status = 'paused' and status_reason like 'budget:%'") == 1)
+    assert count(db, "effects", "word = 'begun'") == 5 == count(db, "penstock.cost_entries", "is_estimate")
+    assert db.execute("select * from penstock.check_accounts()") == []
 
 
 @pytest.mark.slow

@@ -140,6 +140,7 @@ async def test_each_chapter_is_written_typeset_and_read_aloud_then_all_are_bound
     stems = ["01-springs", "02-otters", "03-harbours"]
     ends = [f"{stem}.{end}" for stem in stems for end in ("json", "m4a", "mp3", "pdf")]
     assert names == [*ends, "running-water.json", "running-water.pdf"]
+    said = {file.name: (file.type, file.pages, file.duration) for file in found}
 
     record = json.loads((files.root / book["metadata"]["path"]).read_bytes())
     assert [chapter["title"] for chapter in record["chapters"]] == titles
@@ -150,6 +151,8 @@ async def test_each_chapter_is_written_typeset_and_read_aloud_then_all_are_bound
         assert len(pages) == chapter["pdf"]["pages"] and chapter["title"] in pages[0] and is_archival(pdf)
         mp3, m4a = ((file, length((files.root / file["path"]).read_bytes())) for file in chapter["audio"])
         assert mp3[0]["seconds"] == m4a[0]["seconds"] > 30
+        assert said[mp3[0]["name"]] == ("audio_mp3", None, mp3[0]["seconds"])
+        assert said[chapter["pdf"]["name"]] == ("pdf", len(pages), None)
         # A codec works in frames: what it adds at both ends is less than a tenth of a second.
         assert mp3[1][0].startswith("mp3") and abs(mp3[1][1] - mp3[0]["seconds"]) < 0.1
         assert abs(mp3[1][2] - 128_000) < 500

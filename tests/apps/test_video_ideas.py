@@ -127,6 +127,10 @@ async def test_a_film_for_each_good_row_at_the_cheapest_that_can(
         output, view = rows[number].output, shown[number]
         path = files.root / output["path"]
         assert watch(path) == ("h264", width, height, seconds * rate, seconds)
+        [film] = db.execute(
+            "select type, metadata from penstock.artifacts where id = %s", [output["artifact_id"]]
+        )
+        assert film["metadata"] == {"duration": float(seconds)}
         assert path.stat().st_size == output["bytes"] < 30_000 * seconds * (width * height // 230_000)
         assert (
             (view["status"], view["ai_provider"])
@@ -348,7 +352,7 @@ def test_members_see_their_own_and_nobody_writes(
 def test_the_tables_have_the_columns_and_states_that_are_expected(
     db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]]
 ) -> None:
-    """R0.5/fields, R0.4/fields: names, order and types; a canceled job has failed, a row that waits is queued."""
+    """R0.5/fields: names, order and types, and what they say of a provider; a canceled job has failed, a row that waits is queued."""
     for table, columns in TABLES.items():
         found = db.execute(
             "select column_name as name, split_part(data_type, ' ', 1) as type from information_schema.columns"
@@ -356,6 +360,16 @@ def test_the_tables_have_the_columns_and_states_that_are_expected(
         )  # fmt: skip
         named = [f"{row['name']}:{row['type']}" for row in found]
         assert named[: len(columns.split())] == columns.split(), table
+    db.execute("select penstock.set_provider('studio/print', '{\"requests_per_minute\": 30}')")
+    [shown] = db.execute(
+        "select * from video_ideas.provider_config where ai_provider = 'studio/print' and rate_unit = 'seconds'"
+    )
+    assert (shown["rate_model"], shown["rate_amount"], shown["user_id"]) == (
+        "per second",
+        Decimal("0.0015"),
+        None,
+    )
+    assert "30" in shown["quota_hint"] and {"video", "720p"} <= set(shown["features"])
     assert db.execute("select distinct status from video_ideas.video_jobs") == [{"status": "queued"}]
     for verb, status in (("pause_job", "paused"), ("resume_job", "queued"), ("cancel_job", "failed")):
         db.execute(f"select penstock.{verb}(id) from video_ideas.bulk_jobs")

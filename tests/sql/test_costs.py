@@ -182,6 +182,26 @@ class TestLedger:
         with sql.refused(410, "lease_lost"):
             sql.value("record_cost", cost_type="render", amount=1, **how)
 
+    def test_a_line_says_what_was_used_when_where_and_for_whom(self, sql: Contract, clock: Clock) -> None:
+        """R0.4/fields: cost type, amount, currency, unit count, usage window, provider, job, task and tenant."""
+        clock.freeze()
+        provider(sql)
+        price(sql, "seconds", D("0.5"), cost_type="render")
+        job = sql.start([{**calls(1)[0], "units": {"seconds": 9}}])
+        clock.advance(seconds=40)
+        task = sql.claim_one()
+        began = clock.now()
+        clock.advance(seconds=30)
+        report(sql, task, seconds=4)
+        [line] = sql.execute("select * from penstock.cost_entries")
+        assert {name: line[name] for name in ("tenant_id", "job_id", "task_id", "lease", "provider")} == {
+            "tenant_id": sql.tenant, "job_id": job, "task_id": task["id"], "lease": task["lease"],
+            "provider": NAME,
+        }  # fmt: skip
+        assert (line["cost_type"], line["meter"], line["unit_count"]) == ("render", "seconds", 4)
+        assert (line["amount"], line["currency"]) == (2, "USD")
+        assert (line["started_at"], line["ended_at"]) == (began, clock.now())
+
     def test_a_correction_takes_back_what_was_there(self, sql: Contract, clock: Clock) -> None:
         """At the rate of its day, and not more than it was."""
         clock.freeze()

@@ -56,6 +56,7 @@ class TestFull:
         assert sql.rows("check_accounts") == []
 
     def test_a_full_window_moves_tasks_too(self, sql: Contract) -> None:
+        """R0.11/skip-unavailable: a provider that is full."""
         provider(sql, "a/cheap", requests_per_minute=2)
         sql.start(routed(3))
         assert providers(sql.claim(3)) == ["a/cheap", "a/cheap", "b/middle"]
@@ -98,7 +99,7 @@ class TestFull:
 
 class TestClosed:
     def test_an_outage_is_passed_over_and_ends(self, sql: Contract, clock: Clock) -> None:
-        """R0.11/skip-unavailable: closed, full, under maintenance or failing: the next one with the features."""
+        """R0.11/skip-unavailable: a provider that is closed or under maintenance, until it is open again."""
         sql.start(routed(3))
         tell(sql, "a/cheap", status=429, exhausted=True)
         task = sql.claim_one()
@@ -144,6 +145,7 @@ class TestFailing:
         assert sql.claim_one()["provider"] == "a/cheap"
 
     def test_five_failures_pass_it_over_for_this_tenant(self, sql: Contract, clock: Clock) -> None:
+        """R0.11/skip-unavailable: a provider that is failing."""
         other = sql.value("create_tenant", name="other")
         sql.start(routed(5))
         for task in sql.claim(5):

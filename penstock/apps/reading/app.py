@@ -136,7 +136,12 @@ async def speak(ctx: Context, plan: Plan, text: Text, formats: list[Format]) -> 
         made = await ctx.acompute(sound.make, request, target)
         return [
             File(
-                **await ctx.asave(f"{plan.name(text.number)}.{name}", target / file, _TYPES[name]),
+                **await ctx.asave(
+                    f"{plan.name(text.number)}.{name}",
+                    target / file,
+                    _TYPES[name],
+                    metadata={"duration": made["seconds"]},
+                ),
                 seconds=made["seconds"],
             )
             for name, file in made["files"].items()
@@ -181,7 +186,9 @@ async def _typeset(ctx: Context, plan: Plan, texts: list[Text], name: str, *, is
     }
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         made = await ctx.acompute(pages.make, request, Path(folder))
-        saved = await ctx.asave(name, Path(folder) / made["file"], "application/pdf")
+        saved = await ctx.asave(
+            name, Path(folder) / made["file"], "application/pdf", metadata={"pages": made["pages"]}
+        )
     return File(**saved, pages=made["pages"], replaced=made["replaced"] or None)
 
 

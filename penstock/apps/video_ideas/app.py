@@ -116,7 +116,7 @@ async def _render_here(ctx: Context, idea: Idea, script: Script, studio: str) ->
         made = await ctx.acompute(films.render, idea.title, scenes, str(path), film)
         # Reported separately, because rendering costs money even if the file cannot be stored.
         await ctx.ausage(seconds=made.seconds)
-        saved = await ctx.asave(_file_name(idea), path, "video/mp4")
+        saved = await ctx.asave(_file_name(idea), path, "video/mp4", metadata={"duration": made.seconds})
         await ctx.ausage(requests=0, video_bytes=made.bytes)
     return _video(saved, studio, made.seconds, made.frames, (width, height))
 
@@ -128,7 +128,7 @@ async def _render_there(ctx: Context, idea: Idea, script: Script, provider: str)
     async def save(answer: providers.Answer) -> dict[str, Any]:
         data = answer.data or b""
         measured = await ctx.acompute(films.measure, data)
-        saved = await ctx.asave(_file_name(idea), data, "video/mp4")
+        saved = await ctx.asave(_file_name(idea), data, "video/mp4", metadata={"duration": measured[0]})
         return _video(saved, provider, *measured).model_dump()
 
     made = await providers.operate(
