@@ -85,8 +85,6 @@ async def screened(
     bulks: Mapping[str, Type], task: Any, arguments: dict[str, Any], ctx: Context
 ) -> tuple[Any, dict[str, Any]]:
     """The task and its arguments without poisoned rows, which the task's output then reports as errors."""
-    if KEY not in arguments:
-        return task, arguments
     type = bulks[arguments[KEY]]
     arguments = {name: value for name, value in arguments.items() if name != KEY}
     guard = type.guard

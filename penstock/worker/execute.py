@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString, TypeGuard, TypeVar, cast
@@ -111,10 +111,13 @@ class Execute(Hooks):
         assert me is not None
         turn = time.monotonic()
         while not self._buffer.is_closing:
-            leased = await self._buffer.next_task()
+            leased = self._buffer.take_next() or await self._buffer.next_task()
             leased.runner, claim = me, leased.claim
             try:
-                with tracing.processing(claim, claim.traceparent) if self._is_traced else nullcontext():
+                if self._is_traced:
+                    with tracing.processing(claim, claim.traceparent):
+                        await self._run(leased, me)
+                else:
                     await self._run(leased, me)
             finally:
                 leased.runner = None
@@ -147,13 +150,18 @@ class Execute(Hooks):
             self._finish.returned(leased, 0, leased.stop_reason or "handed back")
 
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
-        task = self._buffer.app.tasks[leased.claim.kind]
-        sink = self.logs.begin(leased.claim)
-        self.streams.begin(leased.claim)
-        leased.context = context = Context(leased.claim, self._buffer.worker_id, self, sink)
+        claim = leased.claim
+        task = self._buffer.app.tasks[claim.kind]
+        sink = self.logs.begin(claim)
+        self.streams.begin(claim)
+        leased.context = context = Context(claim, self._buffer.worker_id, self, sink)
         started = time.monotonic()
         try:
-            output = await self._streamed(leased.claim, self._attempt(task, leased, context))
+            try:
+                output = await self._attempt(task, leased, context)
+            finally:
+                if self.streams.has_parts(claim):
+                    await self._end_stream(claim)
             if self._is_large(output):
                 output = await self._store_if_too_large(context, output)
         except KeyboardInterrupt:
@@ -236,19 +244,19 @@ class Execute(Hooks):
         )
         self.release(leased)
 
-    async def _streamed(self, claim: tasks.Claim, attempt: Coroutine[Any, Any, R]) -> R:
-        """Run an attempt, and store the rest of its stream before its outcome is reported."""
-        try:
-            return await attempt
-        finally:
-            if not isinstance(sys.exception(), asyncio.CancelledError | KeyboardInterrupt):
-                await self.streams.end(claim)
+    async def _end_stream(self, claim: tasks.Claim) -> None:
+        """Store the rest of an attempt's stream before its outcome is reported, unless it was stopped."""
+        if not isinstance(sys.exception(), asyncio.CancelledError | KeyboardInterrupt):
+            await self.streams.end(claim)
 
     async def _attempt(self, task: Task[Any, Any], leased: LeasedTask, context: Context) -> Any:
         try:
-            claim = await self._with_stored_outputs(leased.claim, context)
+            claim = leased.claim
+            if "after" in claim.input:
+                claim = await self._with_stored_outputs(claim, context)
             arguments = _arguments_of(claim)
-            task, arguments = await bulk_guards.screened(self._buffer.app.bulks, task, arguments, context)
+            if bulk_guards.KEY in arguments:
+                task, arguments = await bulk_guards.screened(self._buffer.app.bulks, task, arguments, context)
             values = task.signature.check(arguments)
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None

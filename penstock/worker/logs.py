@@ -32,18 +32,18 @@ class Logs(Batches):
         self._pool, self._worker_id = pool, worker_id
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
         self._capture = task_log.Capture()
-        self._open: set[tuple[int, int]] = set()
+        self._open: set[int] = set()
+        """The leases of the running attempts; a lease's number is unique."""
 
     def begin(self, claim: tasks.Claim) -> Sink:
         """Capture the lines of an attempt in this context; returns where they go."""
         number = 0
-        attempt = (claim.id, claim.lease)
-        self._open.add(attempt)
+        self._open.add(claim.lease)
 
         def add(level: str, message: str, fields: dict[str, Any]) -> None:
             nonlocal number
             # A background task that a handler started may outlive its attempt, and serve other tenants.
-            if attempt not in self._open:
+            if claim.lease not in self._open:
                 return
             number += 1
             if number > MAX_PER_ATTEMPT:
@@ -63,7 +63,7 @@ class Logs(Batches):
 
     def end(self, claim: tasks.Claim) -> None:
         """Store no more lines of this attempt."""
-        self._open.discard((claim.id, claim.lease))
+        self._open.discard(claim.lease)
         task_log.current.set(None)
 
     async def run(self) -> None:

@@ -38,27 +38,30 @@ class Streams(Batches):
     def __init__(self, pool: db.Pool, worker_id: str) -> None:
         super().__init__()
         self._pool, self._worker_id = pool, worker_id
-        self._open: set[tuple[int, int]] = set()
-        """The running attempts."""
-        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._open: set[int] = set()
+        """The leases of the running attempts; a lease's number is unique."""
+        self._streams: dict[int, _Stream] = {}
         self._taken: list[_Stream] = []
 
     def begin(self, claim: tasks.Claim) -> None:
         """Accept parts of this attempt."""
-        self._open.add((claim.id, claim.lease))
+        self._open.add(claim.lease)
+
+    def has_parts(self, claim: tasks.Claim) -> bool:
+        """Whether the attempt has streamed anything."""
+        return claim.lease in self._streams
 
     def add(self, ctx: Context, part: str | Mapping[str, Any]) -> None:
         """Add a part to the attempt's stream, unless the attempt is over."""
-        attempt = (ctx.task_id, ctx.lease)
         # A background task that a handler started may outlive its attempt.
-        if attempt in self._open and not ctx.is_stopped:
+        if ctx.lease in self._open and not ctx.is_stopped:
             # Two threads of one handler get the same stream.
-            stream = self._streams.get(attempt) or self._streams.setdefault(attempt, _Stream(ctx))
+            stream = self._streams.get(ctx.lease) or self._streams.setdefault(ctx.lease, _Stream(ctx))
             stream.add(part)
 
     async def end(self, claim: tasks.Claim) -> None:
         """Store the rest of the attempt's stream, before its outcome is reported: within two seconds."""
-        stream = self._streams.get((claim.id, claim.lease))
+        stream = self._streams.get(claim.lease)
         if stream is None:
             return
         stream.is_open = False
@@ -72,17 +75,17 @@ class Streams(Batches):
 
     def discard(self, claim: tasks.Claim) -> None:
         """Accept and send no more parts of this attempt."""
-        self._open.discard((claim.id, claim.lease))
-        self._streams.pop((claim.id, claim.lease), None)
+        self._open.discard(claim.lease)
+        self._streams.pop(claim.lease, None)
 
     def _take(self) -> list[dict[str, Any]]:
         batch: list[dict[str, Any]] = []
         self._taken = []
         size = 0
-        for attempt, stream in list(self._streams.items()):
-            if attempt not in self._open:
+        for lease, stream in list(self._streams.items()):
+            if lease not in self._open:
                 # A thread added a part while its attempt ended.
-                del self._streams[attempt]
+                del self._streams[lease]
             elif stream.is_waiting:
                 batch.append(stream.chunk())
                 self._taken.append(stream)

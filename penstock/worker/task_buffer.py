@@ -103,9 +103,16 @@ class TaskBuffer:
         for _ in range(0 if self.is_closing else min(len(claims), len(self._idle_slots))):
             self._wake_slot()
 
+    def take_next(self) -> LeasedTask | None:
+        """The next task to run, if there is one."""
+        if not self._may_start_next():
+            return None
+        self.running += 1
+        return self.unstarted.popleft()
+
     async def next_task(self) -> LeasedTask:
         """Wait for the next task to run."""
-        while not self._may_start_next():
+        while (leased := self.take_next()) is None:
             turn = asyncio.get_running_loop().create_future()
             self._idle_slots.append(turn)
             try:
@@ -115,8 +122,7 @@ class TaskBuffer:
                 if turn.done() and not turn.cancelled() and self.unstarted:
                     self._wake_slot()
                 raise
-        self.running += 1
-        return self.unstarted.popleft()
+        return leased
 
     def _may_start_next(self) -> bool:
         if not self.unstarted:
