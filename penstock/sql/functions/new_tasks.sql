@@ -189,11 +189,13 @@ create or replace function penstock._add_phases(p_job penstock.jobs, p_specs pen
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_unknown text;
-  v_declared boolean;
+  v_is_declared boolean;
+  v_last integer;
   v_count integer;
 begin
-  select exists (select from phases where job_id = p_job.id and weight is not null) into v_declared;
-  if v_declared then
+  select bool_or(weight is not null), coalesce(max(position), 0) into v_is_declared, v_last
+  from phases where job_id = p_job.id;
+  if v_is_declared then
     select s.phase into v_unknown from unnest(p_specs) as s
     where s.phase is not null
       and not exists (select from phases p where p.job_id = p_job.id and p.name = s.phase) limit 1;
@@ -204,10 +206,7 @@ begin
     end if;
   else
     insert into phases (job_id, position, tenant_id, name)
-    select p_job.id,
-      row_number() over (order by s.n) + coalesce((select max(position) from phases where job_id = p_job.id),
-      0),
-      p_job.tenant_id, s.name
+    select p_job.id, row_number() over (order by s.n) + v_last, p_job.tenant_id, s.name
     from (
       select coalesce(t.phase, t.kind) as name, min(t.n) as n
       from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
@@ -216,7 +215,7 @@ begin
     ) as s
     where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
     get diagnostics v_count = row_count;
-    if v_count > 0 and (select count(*) from phases where job_id = p_job.id) > 1000 then
+    if v_count > 0 and v_last + v_count > 1000 then
       perform _refuse(422, 'too_many_phases', 'a job can have at most 1000 phases',
         '{"field": "tasks.phase"}');
     end if;

@@ -60,38 +60,41 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
   v_group record;
-  v_share shares;
-  v_is_locked boolean;
-  v_clock bigint;
-  v_step bigint;
   v_start bigint;
+  v_priority smallint;
 begin
   if p_rows is null or cardinality(p_rows) = 0 then
     return;
   end if;
   for v_group in
-    select lane_id, tenant_id, count(*) as n, min(priority) as lowest, max(priority) as highest
-    from unnest(p_rows) group by lane_id, tenant_id order by lane_id, tenant_id
+    select g.*, l.clock, l.kind, greatest(1, round(1000000 / t.weight))::bigint as step
+    from (
+      select r.lane_id, r.tenant_id, count(*) as n, min(r.priority) as lowest, max(r.priority) as highest
+      from unnest(p_rows) as r group by r.lane_id, r.tenant_id) as g
+    left join lateral (select x.clock, x.kind from lanes x where x.id = g.lane_id offset 0) as l on true
+    left join lateral (select x.weight from tenants x where x.id = g.tenant_id offset 0) as t on true
+    order by g.lane_id, g.tenant_id
   loop
-    select clock into v_clock from lanes where id = v_group.lane_id;
-    select greatest(1, round(1000000 / weight))::bigint into v_step from tenants where id = v_group.tenant_id;
-
     -- Nothing may wait for a tenant's row. SKIP LOCKED is not enough: PostgreSQL waits in spite of it when
     -- the row's last writer is just ending and a third transaction has locked the new version.
-    v_is_locked := pg_try_advisory_xact_lock(hashtext('penstock.shares'),
-      (v_group.lane_id # hashtext(v_group.tenant_id::text)) & 2047);
-    select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
-    v_start := greatest(v_clock, v_share.tail);
-    if v_is_locked and v_share.tail is not null then
-      update shares set tail = v_start + v_group.n * v_step,
-        priority = case when v_share.tail > v_clock then v_share.priority else v_group.lowest end
-      where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
-    elsif v_is_locked then
-      insert into shares (lane_id, tenant_id, tail, priority)
-      values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest)
-      on conflict (lane_id, tenant_id) do nothing;
+    if pg_try_advisory_xact_lock(hashtext('penstock.shares'),
+        (v_group.lane_id # hashtext(v_group.tenant_id::text)) & 2047) then
+      update shares s set tail = greatest(v_group.clock, s.tail) + v_group.n * v_group.step,
+        priority = case when s.tail > v_group.clock then s.priority else v_group.lowest end
+      where s.lane_id = v_group.lane_id and s.tenant_id = v_group.tenant_id
+      returning s.tail - v_group.n * v_group.step, s.priority into v_start, v_priority;
+      if not found then
+        insert into shares (lane_id, tenant_id, tail, priority)
+        values (v_group.lane_id, v_group.tenant_id, v_group.clock + v_group.n * v_group.step, v_group.lowest)
+        on conflict (lane_id, tenant_id) do nothing;
+      end if;
+    else
+      select greatest(v_group.clock, s.tail),
+        case when s.tail > v_group.clock then s.priority else v_group.lowest end into v_start, v_priority
+      from shares s where s.lane_id = v_group.lane_id and s.tenant_id = v_group.tenant_id;
     end if;
-    if v_group.lowest <> v_group.highest or v_share.tail > v_clock and v_share.priority <> v_group.lowest then
+    v_start := coalesce(v_start, v_group.clock);
+    if v_group.lowest <> v_group.highest or v_priority <> v_group.lowest then
       -- The lock keeps upkeep from deleting the mark before these tasks are committed.
       perform 1 from mixed where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
       limit 1 for key share skip locked;
@@ -104,12 +107,13 @@ begin
     -- for it.
     insert into ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
       has_parents, has_children)
-    select r.task_id, case when p_is_front then v_clock else v_start + v_step * row_number() over () end,
+    select r.task_id,
+      case when p_is_front then v_group.clock else v_start + v_group.step * row_number() over () end,
       r.job_id, r.tenant_id, r.lane_id, r.priority, r.phase, r.failures, r.deaths,
       r.has_parents, r.has_children
     from unnest(p_rows) as r
     where r.lane_id = v_group.lane_id and r.tenant_id = v_group.tenant_id;
-    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.id = v_group.lane_id;
+    perform pg_notify('penstock', 'ready:' || v_group.kind);
   end loop;
 end
 $$;

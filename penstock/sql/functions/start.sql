@@ -20,10 +20,12 @@ begin
       '{"field": "options"}');
   end if;
   perform _check_document(p_params, 'params', (_setting('max_input_bytes'))::integer);
-  -- A template may name every task of a large job.
-  perform _check_document(p_options -> 'result', 'options.result', 4 * 1024 * 1024);
-  select k into v_unknown from jsonb_object_keys(p_options) as k where k <> all (c_options);
-  if found then
+  if p_options ? 'result' then
+    -- A template may name every task of a large job.
+    perform _check_document(p_options -> 'result', 'options.result', 4 * 1024 * 1024);
+  end if;
+  if p_options - c_options <> '{}' then
+    select k into v_unknown from jsonb_object_keys(p_options - c_options) as k limit 1;
     perform _refuse(422, 'unknown_field', format('unknown option %L', left(v_unknown, 100)),
       jsonb_build_object('field', 'options.' || left(v_unknown, 100)),
       'Known options: ' || array_to_string(c_options, ', ') || '.');
@@ -62,7 +64,9 @@ begin
     end if;
     v_field := 'run_at';
     v_job.run_at := coalesce((p_options ->> v_field)::timestamptz, _now() + make_interval(secs => v_delay));
-    perform _check_time(v_job.run_at, 'options.run_at');
+    if v_job.run_at is not null then
+      perform _check_time(v_job.run_at, 'options.run_at');
+    end if;
   exception when data_exception then
     perform _refuse(422, 'invalid_options',
       format('invalid %s %L: %s', v_field, left(p_options ->> v_field, 100), left(sqlerrm, 200)),
@@ -163,7 +167,9 @@ begin
         'this idempotency key was used with different parameters',
         jsonb_build_object('job_id', v_existing.id), 'Use a new key for a new job.');
     end if;
-    return query select v_existing.id, false;
+    job_id := v_existing.id;
+    is_new := false;
+    return next;
     return;
   end if;
 
@@ -171,14 +177,18 @@ begin
   if v_params <> '{}' or v_job.tags <> '{}' or v_job.title is not null then
     perform _index_job(v_job);
   end if;
-  insert into phases (job_id, position, tenant_id, name, weight)
-  select v_job.id, e.n, v_job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
-  from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
+  if v_type.phases <> '[]' then
+    insert into phases (job_id, position, tenant_id, name, weight)
+    select v_job.id, e.n, v_job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
+    from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
+  end if;
   insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
   values (v_job.created_at, v_job.tenant_id, v_job.created_by, 'job.' || v_job.status, v_job.id, 'job:'
     || v_job.id,
           jsonb_build_object('type', p_type));
-  return query select v_job.id, true;
+  job_id := v_job.id;
+  is_new := true;
+  return next;
 end
 $$;
 comment on function penstock._open_job(text, jsonb, jsonb) is
