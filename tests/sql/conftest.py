@@ -1,4 +1,4 @@
-"""The contract, called as SQL: a thin caller, refusals, several sessions at once, and what must always hold."""
+"""The contract, called as SQL: a thin caller, refusals, concurrent sessions, and the invariants."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = ["work", "other"]
 
 @dataclass
 class Refusal:
-    """What a refused call said."""
+    """The error of a refused call."""
 
     sqlstate: str = ""
     message: str = ""
@@ -50,7 +50,7 @@ class Contract:
         return cursor.fetchall() if cursor.description else []
 
     def one(self, query: str, *params: Any) -> Any:
-        """The single value that a query gives, or None."""
+        """The single value of a query, or None."""
         rows = self.execute(query, *params)
         assert len(rows) <= 1
         return next(iter(rows[0].values())) if rows else None
@@ -101,7 +101,7 @@ class Contract:
         params: Any = None,
         **options: Any,
     ) -> uuid.UUID:
-        """Start a job. A number of tasks stands for so many alike; a string is a kind's name."""
+        """Start a job. A number means this many equal tasks; a string is a kind."""
         if self.tenant is not None:
             options = {"tenant_id": str(self.tenant), **options}
         return self.value(
@@ -194,7 +194,7 @@ class Contract:
         )
 
     def kill(self, task: db.Row, error: str = "boom", worker: str = "w1") -> bool:
-        """Fail it for good."""
+        """Fail the task permanently."""
         return self.fail(task, error, worker, permanent=True)
 
     def beat(self, task: db.Row, worker: str = "w1") -> bool:
@@ -291,7 +291,7 @@ class Contract:
         )
 
     def reclaim(self) -> int:
-        """Take back everything whose lease ran out."""
+        """Reclaim all expired leases."""
         found = 0
         while some := self.value("reclaim_stale_tasks"):
             found += some
@@ -302,7 +302,7 @@ class Contract:
         return row
 
     def do_chores(self) -> None:
-        """Do what pause, resume and cancel left to upkeep."""
+        """Finish what pause, resume and cancel left to upkeep."""
         for _ in range(1000):
             if not self.one("select exists (select from penstock.chores)"):
                 return
@@ -313,7 +313,7 @@ class Contract:
         return self.value("set_provider", name=name, values=Jsonb(values))
 
     def drain(self, worker: str = "w1", batch: int = 100) -> int:
-        """Do all that can be done now; returns how much that was."""
+        """Run all tasks that can run now; returns their number."""
         done = 0
         while tasks := self.claim(batch, worker):
             assert self.complete_all(tasks, worker) == []
@@ -332,7 +332,7 @@ class Contract:
         ]
 
     def snapshot(self) -> dict[str, list[db.Row]]:
-        """Everything the engine has stored, to show that a refused call changed nothing."""
+        """All stored rows, to compare before and after a refused call."""
         tables = "jobs phases tasks edges ready parked leases results attempts dead_letters chores audit_log"
         return {
             table: self.execute(f"select x::text from penstock.{table} as x order by 1")
@@ -340,7 +340,7 @@ class Contract:
         }
 
     def check(self) -> None:
-        """What must hold between any two transactions."""
+        """Check the invariants between two transactions."""
         assert {text: rows for text, query in INVARIANTS.items() if (rows := self.execute(query))} == {}
 
 
@@ -358,7 +358,7 @@ def graph(**after: str) -> list[dict[str, Any]]:
 
 
 class Call:
-    """A call in a thread and session of its own, so that a test can see it wait."""
+    """A call in its own thread and session, so that a test can see it wait."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._result: Any = None
@@ -402,7 +402,7 @@ class Sessions:
             pytest.fail("the call did not wait")
 
     def wait_until_blocked_or_done(self, contract: Contract, call: Call) -> bool:
-        """Return when that session waits for a lock, or the call is over: whether it waits."""
+        """Return whether the session waits for a lock, as soon as it does or the call has ended."""
         pid = contract.connection.info.backend_pid
         query = "select wait_event_type = 'Lock' as waits from pg_stat_activity where pid = %s"
         deadline = time.monotonic() + 10

@@ -80,7 +80,7 @@ def acting(
 
 
 def answer(sql: Contract, call: Callable[[], Any]) -> tuple[Any, ...]:
-    """All that a caller learns from a call that is refused."""
+    """What a refused call reveals to its caller."""
     try:
         with sql.connection.transaction():
             call()
@@ -93,7 +93,7 @@ def answer(sql: Contract, call: Callable[[], Any]) -> tuple[Any, ...]:
 
 
 def state(sql: Contract, query: str) -> str | None:
-    """The SQLSTATE a statement fails with; None when it does not. It leaves nothing behind."""
+    """The SQLSTATE a statement fails with, or None. It is rolled back."""
     try:
         with sql.connection.transaction(force_rollback=True):
             sql.execute(query)
@@ -141,7 +141,7 @@ def schedule(sql: Contract, clock: Clock, name: str = "nightly", **options: Any)
 
 
 def populate(sql: Contract, clock: Clock, person: Person) -> None:
-    """Jobs in every state, tasks everywhere a task can be, and the owner's name in every text."""
+    """Jobs and tasks in every state, with the owner's name in every text."""
     own = Contract(sql.connection, person.tenant)
     secret = f"canary of {person.name}"
     task = [{"kind": "work", "key": "k", "input": {"note": secret}, "idempotency_key": secret}]
@@ -193,7 +193,7 @@ def alert(own: Contract, person: Person, secret: str) -> None:
 
 
 def bulk(own: Contract, person: Person, secret: str) -> None:
-    """Rows, and a change that was applied for one of them."""
+    """A bulk job with rows, and an applied change of one of them."""
     own.value("define_kind", name="sheet.load")
     own.value("define_job_type", name="sheet")
     own.value("define_bulk_type", name="sheet")
@@ -206,7 +206,7 @@ def bulk(own: Contract, person: Person, secret: str) -> None:
 
 
 def spend(own: Contract, person: Person, secret: str) -> None:
-    """Something of everything that is counted and paid for."""
+    """Usage and costs of every sort."""
     provider = f"{person.name}/own"
     own.value("set_provider", name=provider, tenant_id=person.tenant)
     price = {"tenant_id": str(person.tenant)}
@@ -241,7 +241,7 @@ def world(sql: Contract, clock: Clock) -> World:
 
 @pytest.fixture
 def me(sql: Contract) -> Contract:
-    """The contract without a tenant of its own: the caller is whoever acts."""
+    """The contract without a tenant: the caller is the acting user."""
     return Contract(sql.connection)
 
 
@@ -255,7 +255,7 @@ SHARED = {"endpoints", "prices", "price_list", "rate_comparison"}
 
 @cache
 def documented(section: str) -> dict[str, list[str]]:
-    """The lines of the tables in one section of the document: name, cells. What is nobody's is only named."""
+    """The lines of the tables in one section of the document: name and cells. Internal names have no cells."""
     text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
     text, _, nobody = text.partition("\n### Nobody\n")
     lines = re.findall(r"^\| `(\w+)` \|(.+)\|$", text, re.M)
@@ -286,7 +286,7 @@ def privileges(grants: list[database.Row], sort: str, name: str, role: str) -> s
 
 
 def function_cells(sql: Contract) -> dict[str, list[str]]:
-    """What the document has to say about functions."""
+    """The cells of the document for functions."""
     grants = sql.execute(GRANTS)
     return {
         name: [
@@ -298,7 +298,7 @@ def function_cells(sql: Contract) -> dict[str, list[str]]:
 
 
 def relation_cells(sql: Contract) -> dict[str, list[str]]:
-    """What the document has to say about tables and views."""
+    """The cells of the document for tables and views."""
     grants = sql.execute(GRANTS)
     policies = sql.execute("select * from pg_policies where schemaname = 'penstock'")
     rows = {
@@ -324,7 +324,7 @@ def relation_cells(sql: Contract) -> dict[str, list[str]]:
 
 
 def check_function(sql: Contract, function: database.Row) -> None:
-    """Who may call it can, and nobody else."""
+    """Only the documented roles can call it."""
     nothing = ", ".join(f"null::{name}" for name in function["arguments"])
     for role, cell in zip(ROLES, documented_functions(sql)[function["name"]], strict=True):
         with acting(sql, None, role):
@@ -333,7 +333,7 @@ def check_function(sql: Contract, function: database.Row) -> None:
 
 
 def check_relation(sql: Contract, relation: database.Row) -> None:
-    """Who may read it can, and nobody else; and nobody writes."""
+    """Only the documented roles can read it, and no role can write."""
     name = f"penstock.{relation['name']}"
     writes = [
         f"insert into {name} default values",
@@ -352,7 +352,7 @@ def check_relation(sql: Contract, relation: database.Row) -> None:
 
 
 class TestMatrix:
-    """R2.10/by-name, S15: everything is revoked, then granted by name; the document says to whom."""
+    """R2.10/by-name, S15: everything is revoked, then granted by name, as the document lists."""
 
     def test_the_document_has_every_function(self, sql: Contract) -> None:
         names = [row["name"] for row in sql.execute(FUNCTIONS)]
@@ -363,7 +363,7 @@ class TestMatrix:
         assert documented("Tables and views") == relation_cells(sql)
 
     def test_nobody_else_was_given_anything(self, sql: Contract) -> None:
-        """R0.9/no-money-writes, R2.10/by-name: nothing is left to PUBLIC, nothing can be passed on, and anon has the name of the schema."""
+        """R0.9/no-money-writes, R2.10/by-name: PUBLIC has no rights, no right can be passed on, and anon may only use the schema."""
         grants = sql.execute(GRANTS)
         assert {g["role"] for g in grants} == set(ROLES)
         assert [g for g in grants if g["is_grantable"]] == []
@@ -390,8 +390,8 @@ class TestMatrix:
         for relation in sql.execute(RELATIONS):
             check_relation(sql, relation)
 
-    def test_what_is_new_is_nobodys(self, sql: Contract) -> None:
-        """A function is PUBLIC's by default: applying the grants takes it away, as migrate does each time."""
+    def test_new_functions_are_granted_to_nobody(self, sql: Contract) -> None:
+        """PostgreSQL grants new functions to PUBLIC; applying the grants revokes that, as each migrate does."""
         sql.execute("create function penstock.oops() returns integer language sql as 'select 1'")
         sql.execute("create table penstock.oops ()")
         sql.execute("grant all on penstock.oops to public, authenticated")
@@ -416,10 +416,10 @@ INLINED = (
 
 
 class TestCatalogue:
-    """S11, S14, S16: what holds for everything there is, whoever added it."""
+    """S11, S14, S16: rules for all objects of the catalogue."""
 
     def test_every_path_is_fixed_and_ends_with_the_temporary_schema(self, sql: Contract) -> None:
-        """R2.10/definers: where pg_temp is not named, it comes first, also for types."""
+        """R2.10/definers: PostgreSQL searches pg_temp first unless the path names it, also for types."""
         for function in sql.execute(FUNCTIONS):
             paths = [c for c in function["config"] or [] if c.startswith("search_path=")]
             if function["is_definer"]:
@@ -434,7 +434,7 @@ class TestCatalogue:
         assert len(relations) > 20
         assert [r["name"] for r in relations if not r["is_view"] and not r["has_rls"]] == []
 
-    def test_every_view_asks_with_its_readers_rights(self, sql: Contract) -> None:
+    def test_every_view_checks_the_rights_of_its_reader(self, sql: Contract) -> None:
         views = [r for r in sql.execute(RELATIONS) if r["is_view"]]
         assert len(views) >= 4
         assert [v["name"] for v in views if v["options"] != ["security_invoker=true"]] == []
@@ -475,7 +475,7 @@ class TestCatalogue:
             "workers",
         }
 
-    def test_the_roles_of_requests_are_nothing_by_themselves(self, sql: Contract) -> None:
+    def test_request_roles_cannot_log_in_and_belong_to_no_role(self, sql: Contract) -> None:
         rows = sql.execute("select * from pg_roles where rolname = any (%s)", list(ROLES))
         assert len(rows) == 3
         for role in rows:
@@ -486,8 +486,8 @@ class TestCatalogue:
             == []
         )
 
-    def test_unique_keys_with_words_in_them_begin_with_whose_they_are(self, sql: Contract) -> None:
-        """R0.9/no-existence: a key that all tenants share would tell one what another has chosen."""
+    def test_unique_text_keys_begin_with_their_tenant(self, sql: Contract) -> None:
+        """R0.9/no-existence: a key that is unique across tenants would reveal the keys of other tenants."""
         rows = sql.execute("""
             select i.indexrelid::regclass::text as name, array(
               select a.attname::text from unnest(i.indkey) with ordinality as k(n, place)
@@ -530,7 +530,7 @@ def texts(sql: Contract, relation: str, condition: str = "true", *params: Any) -
 
 
 def check_members(sql: Contract, world: World, relation: str) -> None:
-    """Members see their own tenant's rows and what is for all, and all of that."""
+    """Members see all rows of their tenant and all shared rows, and no others."""
     column = {"tenants": "id", "profiles": "user_id", "actions": "user_id"}.get(relation, "tenant_id")
     condition = "true" if relation in CATALOGUE else f"{column} = %s"
     condition += " or tenant_id is null" if relation in SHARED else ""
@@ -547,7 +547,7 @@ SECRETS = ("notification_secrets", "wait_links", "provider_keys", "link_secrets"
 
 
 def check_service(sql: Contract, relations: Iterable[str]) -> None:
-    """The service reads everything, also where the server does not let us grant BYPASSRLS: by policies."""
+    """The service reads everything through policies, also on servers that do not allow BYPASSRLS."""
     name = f"penstock_test_{uuid.uuid4().hex}"
     with sql.connection.transaction(force_rollback=True):
         sql.execute(f"create role {name} in role service_role")
@@ -560,7 +560,7 @@ def check_service(sql: Contract, relations: Iterable[str]) -> None:
 
 
 def check_profiles(sql: Contract, world: World) -> None:
-    """Users change the name they go by, and nobody else's."""
+    """Users change only their own display name."""
     others = "select user_id, display_name from penstock.profiles where user_id <> %s order by 1"
     with sql.connection.transaction(force_rollback=True):
         before = sql.execute(others, world.ann.id)
@@ -573,7 +573,7 @@ def check_profiles(sql: Contract, world: World) -> None:
 class TestRows:
     """R0.9/own-rows, R0.9/no-existence, S17: a tenant's members see their own rows."""
 
-    def test_everywhere_a_member_sees_the_own_tenants_rows_and_all_of_them(
+    def test_members_see_exactly_the_rows_of_their_tenant_in_every_table(
         self, sql: Contract, world: World
     ) -> None:
         relations = visible(sql)
@@ -583,7 +583,7 @@ class TestRows:
         for relation in relations:
             check_members(sql, world, relation)
 
-    def test_not_a_byte_of_another_tenant_is_seen(self, sql: Contract, world: World) -> None:
+    def test_no_text_of_another_tenant_is_readable(self, sql: Contract, world: World) -> None:
         bobs = [str(world.bob.id), str(world.bob.tenant), "canary of bob", *map(str, world.bob.jobs.values())]
         everything = "\n".join(line for relation in visible(sql) for line in texts(sql, relation))
         assert all(word in everything for word in bobs)
@@ -592,7 +592,7 @@ class TestRows:
         assert "canary of ann" in seen
         assert [word for word in bobs if word in seen] == []
 
-    def test_where_a_task_stands_is_told_to_its_members_only(
+    def test_task_positions_are_visible_to_members_only(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
         query = "select * from penstock._task_state(%s, %s)"
@@ -619,7 +619,7 @@ class TestRows:
             "canceled": ["canceled"],
         }
 
-    def test_of_another_tenants_job_one_gets_the_answer_of_a_missing_one(
+    def test_a_job_of_another_tenant_answers_like_a_missing_one(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
         verbs: dict[str, Callable[[uuid.UUID], Any]] = {
@@ -684,7 +684,7 @@ class TestRows:
     def test_dead_letters_of_others_are_neither_replayed_nor_discarded(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """R3.1/replay: with whatever filter, only one's own."""
+        """R3.1/replay: no filter reaches those of other tenants."""
         letters = {row["tenant_id"]: row["id"] for row in sql.execute("select * from penstock.dead_letters")}
         bob = letters[world.bob.tenant]
         before = sql.snapshot()
@@ -708,10 +708,10 @@ class TestRows:
         with acting(sql, world.bob):
             assert me.value("replay_dead_letters", filter=Jsonb({"all": True})) == 1
 
-    def test_a_key_says_nothing_of_another_tenants_key(
+    def test_an_idempotency_key_reveals_nothing_of_another_tenant(
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
-        """R0.9/no-existence, S4: the same key elsewhere is another job, whatever was asked for with it there."""
+        """R0.9/no-existence, S4: the same key in another tenant makes another job."""
         with acting(sql, world.ann):
             mine = me.start(1, idempotency_key="canary of bob")
             assert me.start(1, idempotency_key="canary of bob") == mine
@@ -721,7 +721,7 @@ class TestRows:
         assert mine not in world.bob.jobs.values()
         assert sql.one("select count(*) from penstock.schedules where tenant_id = %s", world.bob.tenant) == 1
 
-    def test_schedules_that_cannot_be_fired_keep_no_other_tenants_from_it(
+    def test_a_failing_schedule_does_not_block_those_of_other_tenants(
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
         with acting(sql, world.ann):
@@ -737,7 +737,7 @@ class TestRows:
         assert world.bob.schedule in [row["id"] for row in due]
 
     def test_the_service_reads_everything_also_without_bypassrls(self, sql: Contract, world: World) -> None:
-        """B4/supabase: where a server does not let us grant BYPASSRLS, policies do it."""
+        """B4/supabase: policies replace BYPASSRLS on servers that do not allow it."""
         check_service(sql, [relation["name"] for relation in sql.execute(RELATIONS)])
 
 
@@ -745,7 +745,7 @@ class TestMembers:
     def test_a_viewer_reads_and_does_nothing(
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
-        """R0.9/roles: of bob's tenant everything is seen; each verb is refused, and none changes anything."""
+        """R0.9/roles: a viewer reads everything of bob's tenant; each verb is refused and changes nothing."""
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role="viewer")
         bobs = texts(sql, "task_list", "tenant_id = %s", world.bob.tenant)
         before = sql.snapshot()
@@ -773,7 +773,9 @@ class TestMembers:
         assert sql.snapshot() == before
 
     @pytest.mark.parametrize("role", ["owner", "admin", "member"])
-    def test_the_others_act(self, sql: Contract, me: Contract, clock: Clock, world: World, role: str) -> None:
+    def test_members_above_viewer_may_act(
+        self, sql: Contract, me: Contract, clock: Clock, world: World, role: str
+    ) -> None:
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role=role)
         jobs, tenant = world.bob.jobs, str(world.bob.tenant)
         with acting(sql, world.ann):
@@ -804,10 +806,10 @@ class TestMembers:
                 world.bob.tenant
             }
 
-    def test_who_was_not_asked_loses_nothing_and_can_leave(
+    def test_a_member_added_without_consent_loses_nothing_and_can_leave(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """R0.9/own-rows: the service makes anybody a member. What the new member does without naming a tenant stays where it was."""
+        """R0.9/own-rows: the service may add any user. Calls of the new member that name no tenant still use the old tenant."""
         bob = world.bob.tenant
         for role in ("owner", "admin", "member", "viewer"):
             sql.value("set_member", tenant_id=bob, user_id=world.ann.id, role=role)
@@ -820,10 +822,10 @@ class TestMembers:
                 me.value("set_member", tenant_id=bob, user_id=world.ann.id, role=None)
                 assert sql.execute("select * from penstock.jobs where tenant_id = %s", bob) == []
 
-    def test_who_may_not_start_in_the_own_tenant_does_not_start_in_anothers_by_mistake(
+    def test_a_read_only_key_starts_nothing_in_a_tenant_where_it_is_a_member(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """A key that only looks, made a member elsewhere by whoever knows its id."""
+        """Another tenant that knows the id of a read-only key adds it as a member."""
         (key,) = sql.execute("select id from penstock.create_key('k', 'viewer', %s)", world.ann.tenant)
         with acting(sql, key["id"]), sql.refused(403, "no_tenant"):
             me.start(1)
@@ -833,7 +835,7 @@ class TestMembers:
                 me.start(1)
             assert me.job(me.start(1, tenant_id=str(world.bob.tenant)))["tenant_id"] == str(world.bob.tenant)
 
-    def test_a_member_who_left_is_out_at_once(self, sql: Contract, me: Contract, world: World) -> None:
+    def test_a_removed_member_loses_access_at_once(self, sql: Contract, me: Contract, world: World) -> None:
         for role in ("member", None):
             sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role=role)
         with acting(sql, world.ann), sql.refused(404, "unknown_job"):
@@ -853,8 +855,8 @@ class TestMembers:
                         start()
                 assert me.value("replay_dead_letters", filter=Jsonb({"all": True})) == 0
 
-    def test_who_may_change_the_members(self, sql: Contract, me: Contract, world: World) -> None:
-        """Owners everybody, admins everybody but owners, others nobody; the last owner stays."""
+    def test_owners_and_admins_change_members(self, sql: Contract, me: Contract, world: World) -> None:
+        """Owners change all members, admins all but owners, others none; the last owner stays."""
         other = uuid.uuid4()
 
         def change(user: uuid.UUID, role: str | None) -> None:
@@ -897,7 +899,7 @@ class TestProfiles:
             {"user_id": world.bob.id, "display_name": "bob"},
         ]
 
-    def test_nothing_else_and_nobody_elses(self, sql: Contract, world: World) -> None:
+    def test_only_the_own_name_may_be_changed(self, sql: Contract, world: World) -> None:
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role="owner")
         before = texts(sql, "profiles")
         with acting(sql, world.ann):
@@ -915,7 +917,7 @@ class TestProfiles:
         assert texts(sql, "profiles") == before
 
     def test_a_new_user_has_a_profile_and_a_tenant_at_once(self, sql: Contract, me: Contract) -> None:
-        """R2.10/new-user: by trigger, in the same transaction; a user that is not made leaves nothing."""
+        """R2.10/new-user: by trigger, in the same transaction; a failed sign-up leaves no rows."""
         before = texts(sql, "tenants")
         with sql.connection.transaction(force_rollback=True):
             join(sql, "zoe")
@@ -940,13 +942,13 @@ class TestProfiles:
             assert me.job(me.start(1))["tenant_id"] == str(zoe.tenant)
 
     @pytest.mark.parametrize("email", [None, "", "@", "x" * 300 + "@example.org"])
-    def test_any_address_will_do(self, sql: Contract, email: str | None) -> None:
+    def test_any_email_address_makes_a_profile(self, sql: Contract, email: str | None) -> None:
         (row,) = sql.execute("insert into auth.users (email) values (%s) returning id", email)
         assert sql.one("select email from penstock.profiles where user_id = %s", row["id"]) == email
 
 
 class TestAudit:
-    """R3.5/job-states, R3.5/fields, R3.5/append-only, R2.10/audit: an append-only line for every change, in the same transaction, with who did it."""
+    """R3.5/job-states, R3.5/fields, R3.5/append-only, R2.10/audit: an append-only line for every change, in the same transaction, with its actor."""
 
     def test_every_verb_of_a_user_leaves_a_line(
         self, sql: Contract, me: Contract, clock: Clock, world: World
@@ -979,7 +981,7 @@ class TestAudit:
                 assert line["at"] == clock.now()
                 assert re.fullmatch(r"(job|schedule|user):[0-9a-f-]{36}", line["subject"])
 
-    def test_a_started_and_a_discarded_one_too(self, sql: Contract, me: Contract, world: World) -> None:
+    def test_starts_and_discards_leave_a_line(self, sql: Contract, me: Contract, world: World) -> None:
         with acting(sql, world.ann):
             job = me.start(1)
             me.value("discard_dead_letters", filter=Jsonb({"all": True}))
@@ -989,7 +991,7 @@ class TestAudit:
         line = sql.audit(world.ann.jobs["failed"])[-1]
         assert (line["action"], line["actor"]) == ("dead_letter.discarded", f"user:{world.ann.id}")
 
-    def test_what_workers_do_is_the_services(self, sql: Contract, world: World) -> None:
+    def test_changes_by_workers_name_the_service_as_actor(self, sql: Contract, world: World) -> None:
         lines = sql.audit(world.ann.jobs["completed"])
         assert [(line["action"], line["actor"]) for line in lines] == [
             ("job.queued", "service:postgres"),
@@ -997,9 +999,7 @@ class TestAudit:
             ("job.completed", "service:postgres"),
         ]
 
-    def test_the_service_may_say_for_whom_it_acts_and_a_user_may_not(
-        self, sql: Contract, me: Contract, world: World
-    ) -> None:
+    def test_only_the_service_names_another_actor(self, sql: Contract, me: Contract, world: World) -> None:
         sql.execute("select set_config('penstock.actor', 'operator:eve', true)")
         sql.pause(world.ann.jobs["queued"])
         assert sql.audit(world.ann.jobs["queued"])[-1]["actor"] == "operator:eve"
@@ -1008,13 +1008,13 @@ class TestAudit:
             me.resume(world.ann.jobs["queued"])
         assert sql.audit(world.ann.jobs["queued"])[-1]["actor"] == f"user:{world.ann.id}"
 
-    def test_a_call_that_is_undone_leaves_no_line(self, sql: Contract, me: Contract, world: World) -> None:
+    def test_a_rolled_back_call_leaves_no_line(self, sql: Contract, me: Contract, world: World) -> None:
         before = texts(sql, "audit_log")
         with acting(sql, world.ann), sql.connection.transaction(force_rollback=True):
             me.pause(world.ann.jobs["queued"])
         assert texts(sql, "audit_log") == before
 
-    def test_nobody_writes_changes_or_removes_a_line(self, sql: Contract, world: World) -> None:
+    def test_no_role_inserts_updates_or_deletes_lines(self, sql: Contract, world: World) -> None:
         """Append-only by grant: only the functions' owner writes."""
         line = "(at, actor, action) values (now(), 'service:postgres', 'job.completed')"
         for role, user in (("anon", None), ("authenticated", world.ann), ("service_role", None)):
@@ -1028,7 +1028,9 @@ class TestAudit:
                 ):
                     assert state(sql, write) == DENIED, (role, write)
 
-    def test_what_belongs_to_no_tenant_is_for_the_service(self, sql: Contract, world: World) -> None:
+    def test_lines_without_a_tenant_are_visible_to_the_service_only(
+        self, sql: Contract, world: World
+    ) -> None:
         sql.value("set_setting", name="max_deaths", value=Jsonb(5))
         query = "select count(*) from penstock.audit_log where action = 'setting.changed'"
         with acting(sql, world.ann):
@@ -1095,7 +1097,7 @@ ATTEMPTS = [
 
 
 class TestForgery:
-    """R1.9/users, S12, S13, S19: claims say who the user is, never what the login may do."""
+    """R1.9/users, S12, S13, S19: claims name the user and never add rights to the login."""
 
     def test_the_login_does_not_become_the_service(self, api: Contract, committed: World) -> None:
         for statement in ATTEMPTS:
@@ -1108,7 +1110,7 @@ class TestForgery:
                     pytest.fail(f"{role} was let: {statement}")
             assert api.one("select current_user") == LOGIN
 
-    def test_a_claim_of_a_role_is_not_believed(self, api: Contract, committed: World) -> None:
+    def test_a_role_claim_gives_a_user_no_rights(self, api: Contract, committed: World) -> None:
         forgeries: list[dict[str, Any]] = [
             {"role": "service_role"},
             {"role": "postgres", "app_metadata": {"role": "service_role"}},
@@ -1134,7 +1136,7 @@ class TestForgery:
             assert api.job(api.start(1))["created_by"] == f"user:{ann.id}"
             assert api.value("discard_dead_letters", filter=Jsonb({"all": True})) == 1
 
-    def test_without_a_user_a_claim_of_a_role_is_nothing(self, api: Contract, committed: World) -> None:
+    def test_a_role_claim_without_a_user_gives_no_rights(self, api: Contract, committed: World) -> None:
         with (
             api.connection.transaction(force_rollback=True),
             acting(api, None, forged={"role": "service_role"}),
@@ -1145,8 +1147,8 @@ class TestForgery:
             with api.refused(422, "tenant_missing"):
                 api.start(1)
 
-    def test_the_login_by_itself_may_nothing(self, api: Contract, committed: World) -> None:
-        """It does not inherit: between two requests there is no right to anything."""
+    def test_the_login_has_no_rights_without_a_role(self, api: Contract, committed: World) -> None:
+        """It does not inherit: it has no rights between two requests."""
         for query in (
             "select * from penstock.jobs",
             f"select penstock.get_job('{committed.ann.jobs['queued']}')",
@@ -1173,7 +1175,7 @@ TYPES = """
 
 
 def shadow(sql: Contract, api: Contract, world: World) -> None:
-    """Put a temporary thing in front of each of the schema's: what finds one of these tells, or errs."""
+    """Create a temporary object with the name of each object of the schema; using one raises or leaves a trace."""
     api.execute("""
         create function pg_temp.evil(x anyelement) returns boolean language plpgsql as $$ begin
           if current_user <> 'authenticated' then
@@ -1203,7 +1205,7 @@ def shadow(sql: Contract, api: Contract, world: World) -> None:
 
 
 class TestShadows:
-    """R2.10/definers, S14: a caller's temporary objects and path do not reach into functions with the owner's rights."""
+    """R2.10/definers, S14: a caller's temporary objects and search_path do not affect functions with the owner's rights."""
 
     def use_everything(self, api: Caller, clock: Clock, world: World) -> None:
         jobs, ann = world.ann.jobs, world.ann
@@ -1244,7 +1246,7 @@ class TestShadows:
             shadow(sql, api, world)
             yield
 
-    def test_none_is_reached(
+    def test_shadowing_objects_are_never_used(
         self, db: testing.Database, api: Contract, clock: Clock, committed: World
     ) -> None:
         user = Caller(api.connection)
@@ -1275,7 +1277,7 @@ class TestShadows:
         function: str,
         path: str,
     ) -> None:
-        """One function with a path that does not end with pg_temp, and it succeeds."""
+        """The attack succeeds on one function whose path does not end with pg_temp."""
         db.execute(f"alter function penstock.{function} set search_path = {path}")
         with pytest.raises((psycopg.Error, AssertionError)), self.attack(db, api, committed):
             self.use_everything(Caller(api.connection), clock, committed)

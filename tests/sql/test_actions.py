@@ -1,4 +1,4 @@
-"""Actions on many jobs: what is queued, and whose turn it is."""
+"""Actions on many jobs: which jobs are queued, and in which order."""
 
 from __future__ import annotations
 

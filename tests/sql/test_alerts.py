@@ -1,4 +1,4 @@
-"""Alerts to the operator (S83): what raises one, that a storm stays one row, and that old ones go."""
+"""Alerts to the operator (S83): their causes, one row for a storm, and retention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def listed(sql: Contract) -> list[tuple[str, str, int]]:
     return [(row["kind"], row["subject"], row["count"]) for row in sql.rows("list_alerts")]
 
 
-def test_closed_provider_is_an_alert(sql: Contract) -> None:
+def test_a_closed_provider_raises_an_alert(sql: Contract) -> None:
     """S83: once per closing, without the provider's text."""
     sql.provider("openai/gpt")
     signal = Jsonb({"status": 402, "exhausted": True, "message": "sk-secret of a tenant"})

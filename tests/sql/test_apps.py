@@ -17,7 +17,7 @@ pytestmark = pytest.mark.every_postgres
 
 
 class TestHelpers:
-    """R2.10/apps: what an app's functions and policies may rely on."""
+    """R2.10/apps: the guarantees for functions and policies of apps."""
 
     def test_the_clock_is_the_tests_clock(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -34,7 +34,7 @@ class TestHelpers:
             with sql.refused(422, "invalid"):
                 sql.value("refuse", **{"status": 409, "code": "c", "message": "m", **wrong})
 
-    def test_members_are_told_apart(self, sql: Contract) -> None:
+    def test_roles_of_members_are_distinguished(self, sql: Contract) -> None:
         ann, bob = join(sql, "ann"), join(sql, "bob")
         me = Contract(sql.connection)
         assert me.value("is_service") is True and me.value("my_tenant") is None
@@ -162,7 +162,7 @@ class TestKeptFiles:
         return begun["id"]
 
     def due(self, sql: Contract) -> set[UUID]:
-        """Remove what is due, as the sweep does. Returns the ids."""
+        """Remove due files, as the sweep does; returns their ids."""
         while sql.value("prune"):
             pass
         ids = [row["id"] for row in sql.rows("due_artifacts")]
@@ -176,7 +176,7 @@ class TestKeptFiles:
         )
         return sql.one(query, tenant)
 
-    def test_kept_files_are_there_after_91_days(self, sql: Contract, tenant: UUID, clock: Clock) -> None:
+    def test_kept_files_exist_after_91_days(self, sql: Contract, tenant: UUID, clock: Clock) -> None:
         thumbnail, scratch = self.job_file(sql, tenant, 2)
         original, other = self.upload(sql, tenant), self.upload(sql, tenant)
         for kept in (thumbnail, original):
@@ -242,7 +242,7 @@ class TestKeptFiles:
             sql.value("keep_artifact", artifact_id=stored, subject="a:1")
 
     def test_a_file_that_is_being_removed_cannot_be_kept(self, sessions: Sessions, clock: Clock) -> None:
-        """The sweep has locked the row: the keeper waits and is told that the file is gone."""
+        """The sweep has locked the row: keep_artifact waits and then reports an unknown file."""
         sql, other = sessions.open(), sessions.open()
         upload = self.upload(sql, sessions.tenant)
         clock.advance(days=91)

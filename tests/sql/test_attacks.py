@@ -1,4 +1,4 @@
-"""Somebody who can send SQL as a user: what is asked of rows that are not theirs, and what gets in others' way."""
+"""An attacker who can send SQL as a user: reading rows of other tenants, and disturbing other users."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["api", "committed", "me", "world"]
 
 
 def of_bob(world: World) -> str:
-    """A condition that holds for bob's rows, wherever they are."""
+    """A condition that is true for bob's rows in any table."""
     return f"x::text ~ '{world.bob.tenant}|{world.bob.id}'"
 
 
 class TestLeaks:
-    """S17: what is asked of a row is asked only of rows that one may see."""
+    """S17: conditions of a query are evaluated only on rows that its caller may see."""
 
-    def test_errors_tell_nothing(self, sql: Contract, world: World) -> None:
+    def test_errors_reveal_no_rows(self, sql: Contract, world: World) -> None:
         for relation in set(visible(sql)) - CATALOGUE:
             attacks = {
                 "22012": f"1 / (case when {of_bob(world)} then 0 else 1 end) = 1",
@@ -50,8 +50,8 @@ class TestLeaks:
                     assert state(sql, query) is None, (relation, code)
                     assert state(sql, query.replace("where", "where random() >= 0 and")) is None, relation
 
-    def test_a_function_of_ones_own_hears_nothing(self, sql: Contract, world: World) -> None:
-        """However cheap it claims to be, it comes after the policy."""
+    def test_a_callers_function_is_not_called_on_hidden_rows(self, sql: Contract, world: World) -> None:
+        """The policy is evaluated first, whatever cost the function declares."""
         heard: list[str] = []
         sql.connection.add_notice_handler(lambda notice: heard.append(notice.message_primary or ""))
         with acting(sql, world.ann):
@@ -65,7 +65,7 @@ class TestLeaks:
         assert "canary of ann" in "".join(heard)
         assert not [text for text in heard if "canary of bob" in text or str(world.bob.tenant) in text]
 
-    def test_plans_and_statistics_tell_nothing(self, sql: Contract, world: World) -> None:
+    def test_plans_and_statistics_reveal_no_rows(self, sql: Contract, world: World) -> None:
         sql.execute("analyze penstock.jobs, penstock.tasks, penstock.audit_log, penstock.profiles")
         statistics = "select count(*) from pg_stats where schemaname = 'penstock'"
         assert sql.one(statistics) > 20
@@ -79,8 +79,8 @@ class TestLeaks:
                 text = json.dumps(plan, default=str)
                 assert "canary of bob" not in text and str(world.bob.tenant) not in text, relation
 
-    def test_a_user_makes_nothing_that_stays(self, sql: Contract, world: World) -> None:
-        """Without a function, an operator or a table of one's own there is nothing to put in others' way."""
+    def test_a_user_cannot_create_objects(self, sql: Contract, world: World) -> None:
+        """Users cannot create functions, operators or tables that others would use."""
         with acting(sql, world.ann):
             for statement in (
                 "create function penstock.mine() returns integer language sql as 'select 1'",
@@ -96,8 +96,8 @@ class TestLeaks:
                 assert state(sql, statement) == "42501", statement
 
 
-def test_what_users_may_not_write_nothing_but_functions_write(sql: Contract) -> None:
-    """S3, S6: of all upserts there could be, none is a user's: there is not one right to insert."""
+def test_users_may_insert_into_no_table(sql: Contract) -> None:
+    """S3, S6: users have no right to insert, so no upsert."""
     grants = sql.execute(GRANTS)
     for relation in visible(sql):
         found = privileges(grants, "relation", relation, "authenticated")
@@ -105,10 +105,10 @@ def test_what_users_may_not_write_nothing_but_functions_write(sql: Contract) -> 
 
 
 @pytest.mark.parametrize("how", ["locks", "notifications", "objects"])
-def test_who_makes_a_nuisance_of_themselves_stops_nothing(
+def test_rights_of_every_role_do_not_stop_the_queue(
     db: testing.Database, api: Contract, committed: World, how: str
 ) -> None:
-    """S18: what PostgreSQL lets every role do, done to the queue; others' work starts, runs and ends meanwhile."""
+    """S18: one user does all that PostgreSQL allows every role; jobs of other users start, run and end meanwhile."""
     bob = committed.bob.tenant
     nuisance: dict[str, list[Any]] = {
         "locks": [
@@ -157,8 +157,10 @@ NO_TIMES = (
 
 
 @pytest.mark.parametrize("at", NO_TIMES)
-def test_a_time_that_readers_choke_on_is_not_kept(sql: Contract, me: Contract, world: World, at: str) -> None:
-    """One such row would be all that a worker or an operator reads of any list it is on."""
+def test_timestamps_that_clients_cannot_parse_are_rejected(
+    sql: Contract, me: Contract, world: World, at: str
+) -> None:
+    """One such row would break every list that contains it, for workers and operators."""
     schedule: dict[str, Any] = {"name": "x", "cron": "0 3 * * *", "job_type": "report"}
     with acting(sql, world.ann):
         with sql.refused(422, "invalid_time", field="next_run_at"):
@@ -194,7 +196,7 @@ def test_a_time_that_readers_choke_on_is_not_kept(sql: Contract, me: Contract, w
         )
 
 
-def test_what_is_kept_of_a_schedule_can_be_read(sql: Contract, me: Contract, world: World) -> None:
+def test_stored_schedules_can_be_read(sql: Contract, me: Contract, world: World) -> None:
     deep = json.loads('{"a": ' * 100 + "1" + "}" * 100)
     task = {"kind": "work", "input": {}}
     for options, status, code in (
@@ -219,8 +221,8 @@ def test_what_is_kept_of_a_schedule_can_be_read(sql: Contract, me: Contract, wor
             )
 
 
-def test_a_tenant_has_so_many_schedules_and_keys(sql: Contract, me: Contract, world: World) -> None:
-    """S41: the service, which fires them, may make more."""
+def test_schedules_and_keys_of_a_tenant_are_limited(sql: Contract, me: Contract, world: World) -> None:
+    """S41: the service may create more."""
     ann = world.ann
     schedule: dict[str, Any] = {"cron": "0 3 * * *", "job_type": "report", "next_run_at": "2026-01-01"}
     sql.execute(

@@ -69,7 +69,7 @@ class Site:
         return [row["id"] for row in self.sql.execute(query, self.tenant)]
 
     def tier(self, at: int | None = None) -> str | None:
-        """The plan that applies at a second of Stripe's clock."""
+        """The plan at this second of Stripe's clock."""
         query = "select penstock._plan(t, %s) from penstock.tenants t where id = %s"
         return self.sql.one(query, moment(self.account.now if at is None else at), self.tenant)
 
@@ -117,7 +117,7 @@ def site(sql: Contract) -> Site:
 
 
 class TestOrder:
-    """R2.5/order: whatever the order, the state is that of the newest event."""
+    """R2.5/order: the state is that of the newest event, in any order of delivery."""
 
     @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
     def test_every_order_of_four_events_ends_in_the_state_of_the_last(
@@ -265,7 +265,7 @@ def test_the_state_is_in_columns_of_the_subscription_and_the_tenant(site: Site) 
 
 
 class TestGrace:
-    """R2.5/grace: decided when it is read, to the second."""
+    """R2.5/grace: evaluated at each read, to the second."""
 
     @pytest.mark.parametrize("status", ["canceled", "past_due"])
     def test_the_plan_ends_thirty_days_after_its_period(self, site: Site, clock: Clock, status: str) -> None:
@@ -284,7 +284,7 @@ class TestGrace:
         status_of = site.sql.value("billing_status", tenant_id=site.tenant)
         assert (status_of["tier"], status_of["plan"], status_of["is_in_grace"]) == ("free", "premium", False)
 
-    def test_a_cancel_without_a_period_has_expired(self, site: Site) -> None:
+    def test_a_cancellation_without_a_period_end_expires_at_once(self, site: Site) -> None:
         """R2.5/no-period-end"""
         id = site.subscribe()
         site.record_all()
@@ -332,7 +332,7 @@ class TestGrace:
 
 
 class TestRejected:
-    """R2.5/unknown-status: what Penstock does not know is rejected and changes nothing."""
+    """R2.5/unknown-status: unknown values are rejected and change nothing."""
 
     def test_an_unknown_status(self, site: Site) -> None:
         id = site.subscribe()
@@ -349,7 +349,7 @@ class TestRejected:
             site.fetch(id)
         assert (site.stored(), site.tier()) == ({}, BEFORE)
 
-    def test_the_end_counts_although_its_price_is_mapped_no_more(self, site: Site) -> None:
+    def test_the_end_of_a_subscription_counts_after_its_price_is_unmapped(self, site: Site) -> None:
         id = site.subscribe()
         site.record_all()
         site.sql.value("set_plan_price", price_id="price_premium", values=None)

@@ -1,4 +1,4 @@
-"""Bulk jobs as SQL: rows, the confirmation, an end after failures; and two sessions at once."""
+"""Bulk jobs in SQL: rows, confirmation, pauses after failures, and concurrent sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def declare(sql: Contract, **values: Any) -> None:
 
 
 def numbered(*data: Any, start: int = 2) -> Jsonb:
-    """Rows as in a file with a header. A word stands for a title."""
+    """Rows like those of a file with a header; a string is a row's title."""
     return Jsonb([
         {"number": n, "data": {"title": each} if isinstance(each, str) else each} for n, each in enumerate(data, start)
     ])  # fmt: skip
@@ -47,7 +47,7 @@ def by(task: db.Row) -> dict[str, Any]:
 
 
 def load(sql: Contract, task: db.Row | None = None, size: int = 100, **spec: Any) -> list[int]:
-    """What the loader does: a task for each row it takes, and another load for the rest. Returns the rows."""
+    """Acts as the loader: adds a task for each taken row, and a load task for the rest. Returns the rows."""
     task = task or sql.claim_one(kinds=["sheet.load"])
     taken = sql.rows("take_bulk_rows", **by(task), max=size + 1)
     rows = taken[:size]
@@ -72,7 +72,7 @@ def states(sql: Contract, job: uuid.UUID) -> dict[int, str]:
 
 
 def test_forecast_covers_rows_that_wait_for_confirmation(sql: Contract) -> None:
-    """R2.7/preview: two of ten rows are loaded; the forecast is for the other eight, too, until they are loaded."""
+    """R2.7/preview: two of ten rows are loaded; the forecast includes the other eight."""
     declare(sql)
     sql.value("set_provider", name="test/model", values=Jsonb({}))
     sql.value("set_price", provider="test/model", meter="requests", amount=Decimal("0.25"))
@@ -91,8 +91,8 @@ def test_forecast_covers_rows_that_wait_for_confirmation(sql: Contract) -> None:
 
 
 class TestRows:
-    def test_taken_once_whatever_is_repeated(self, sql: Contract) -> None:
-        """R0.1/row-once, R0.1/bad-rows: a number that is there is left out, a second row of one key is refused, and says why."""
+    def test_a_repeated_row_is_taken_once(self, sql: Contract) -> None:
+        """R0.1/row-once, R0.1/bad-rows: a known number is skipped; a second row with the same key is refused with a reason."""
         declare(sql, key=["title"])
         job = open_bulk(sql, "a", "b")
         assert add(sql, job, "a", "b", "c") == {"added": 1, "refused": 0, "known": 2, "moved": 0}
@@ -113,13 +113,13 @@ class TestRows:
         sql.check()
 
     def test_a_refused_row_is_taken_again(self, sql: Contract) -> None:
-        """A person corrects the sheet, and it is read once more."""
+        """A person corrects the sheet, and a worker reads it again."""
         declare(sql, key=["title"])
         job = open_bulk(sql, "a", "a")
         assert add(sql, job, "a", "b") == {"added": 0, "refused": 0, "known": 1, "moved": 0}
         assert load(sql) == [2, 3]
 
-    def test_a_row_that_cannot_be_stored_as_it_is_refused(self, sql: Contract) -> None:
+    def test_a_row_that_cannot_be_stored_is_refused(self, sql: Contract) -> None:
         declare(sql)
         deep: Any = 1
         for _ in range(70):
@@ -144,7 +144,7 @@ class TestRows:
         with sql.refused(422, "invalid_rows", field="rows[1]"):
             sql.value("add_bulk_rows", job_id=job, rows=Jsonb([{"number": 9, "data": {}}, row]))
 
-    def test_no_rows_is_a_job_that_ends(self, sql: Contract) -> None:
+    def test_a_job_without_rows_ends(self, sql: Contract) -> None:
         declare(sql)
         job = open_bulk(sql)
         assert load(sql) == []
@@ -185,8 +185,8 @@ class TestRows:
         with sql.refused(410, "lease_lost"):
             sql.rows("take_bulk_rows", **by(task) | {"lease": task["lease"] + 1})
 
-    def test_what_was_done_before_is_skipped_but_not_what_was_undone(self, sql: Contract) -> None:
-        """R2.7/skip-done: skip what is already done: of the same source, by key."""
+    def test_completed_rows_are_skipped_unless_they_were_undone(self, sql: Contract) -> None:
+        """R2.7/skip-done: rows completed earlier, of the same source and key, are skipped."""
         declare(sql, key=["title"])
         first = open_bulk(sql, "a", "b", "c")
         load(sql)
@@ -206,8 +206,8 @@ class TestRows:
         assert states(sql, second)[2] == "skipped"
         assert states(sql, other)[2] == "queued"
 
-    def test_one_at_a_time(self, sql: Contract) -> None:
-        """R2.7/one-at-a-time: one such job at a time per tenant, also when a failed one is retried."""
+    def test_an_exclusive_type_runs_one_job_per_tenant(self, sql: Contract) -> None:
+        """R2.7/one-at-a-time: one such job runs per tenant, also when a failed one is retried."""
         declare(sql, is_exclusive=True)
         first = open_bulk(sql, "a")
         with sql.refused(409, "another_runs"):
@@ -234,7 +234,7 @@ class TestRows:
             assert sql.one(f"select count(*) from penstock.{table} where job_id = %s", job) == 0
 
     def test_written_back_once_and_again_when_it_changes(self, sql: Contract) -> None:
-        """R0.7/no-loss: only what has ended and was not written in this state."""
+        """R0.7/no-loss: only ended rows that were not written in this state."""
         declare(sql)
         job = open_bulk(sql, "a", "b", {"title": None})
         load(sql)
@@ -261,8 +261,8 @@ GATED = [{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a
 
 
 class TestConfirmation:
-    def test_opens_what_waits(self, sql: Contract) -> None:
-        """R2.7/confirm: nothing behind the gate runs before somebody says so; it is said why."""
+    def test_confirming_releases_the_waiting_tasks(self, sql: Contract) -> None:
+        """R2.7/confirm: gated tasks do not run before the confirmation, and the reason says so."""
         job = sql.start(GATED)
         sql.complete(sql.claim_one())
         assert sql.claim() == []
@@ -283,7 +283,7 @@ class TestConfirmation:
         assert [task["key"] for task in sql.claim(9)] == ["a", "c"]
         assert sql.states(job)["b"] == "blocked"
 
-    def test_a_pause_is_another_matter(self, sql: Contract) -> None:
+    def test_a_pause_and_a_confirmation_are_independent(self, sql: Contract) -> None:
         job = sql.start(GATED)
         sql.pause(job)
         sql.do_chores()
@@ -301,8 +301,8 @@ class TestConfirmation:
         sql.check()
 
     @pytest.mark.parametrize("is_confirmed", [True, False])
-    def test_what_comes_back_waits_as_before(self, sql: Contract, is_confirmed: bool) -> None:
-        """A child that was canceled with its parent is behind the gate again, unless that was opened."""
+    def test_restored_tasks_wait_for_confirmation_again(self, sql: Contract, is_confirmed: bool) -> None:
+        """A child that was canceled with its parent is gated again, unless the job was confirmed."""
         job = sql.start(GATED)
         sql.kill(sql.claim_one())
         if is_confirmed:
@@ -329,8 +329,8 @@ class TestConfirmation:
 
 
 class TestStopAfter:
-    def test_so_many_failures(self, sql: Contract) -> None:
-        """R2.7/failures: it pauses with its reason; who resumes has seen these failures; a retry takes them back."""
+    def test_a_number_of_failures_pauses_the_job(self, sql: Contract) -> None:
+        """R2.7/failures: the job pauses with a reason; a resume resets the count, and so does a retry of the failures."""
         job = sql.start(9, stop_after=2)
         for _ in range(2):
             assert sql.status(job) in ("queued", "running")
@@ -354,7 +354,7 @@ class TestStopAfter:
         assert sql.status(job) == "paused"
         sql.check()
 
-    def test_a_part_of_the_largest_phase(self, sql: Contract) -> None:
+    def test_a_percentage_of_the_largest_phase_pauses_the_job(self, sql: Contract) -> None:
         job = sql.start([{"kind": "work"}] * 40 + [{"kind": "other"}] * 10, stop_after="5%")
         sql.kill(sql.claim_one(kinds=["other"]))
         assert sql.status(job) == "running"
@@ -367,8 +367,8 @@ class TestStopAfter:
             sql.start(1, stop_after=value)
 
 
-def test_pause_for_want_of_quota(sql: Contract) -> None:
-    """R2.7/pause: pause when the quota is used up, and continue when told."""
+def test_a_used_up_quota_pauses_the_job(sql: Contract) -> None:
+    """R2.7/pause: a used-up quota pauses the job, and resume continues it."""
     sql.value("set_limit", tenant_id=sql.tenant, meter="pages", amount=2)
     job = sql.start([{"kind": "work", "units": {"pages": 1}}] * 4, on_limit="pause")
     assert len(sql.claim(9)) == 2
@@ -388,7 +388,7 @@ def test_pause_for_want_of_quota(sql: Contract) -> None:
 
 class TestAtOnce:
     def test_two_loaders(self, sessions: Sessions) -> None:
-        """A loader that was taken for dead and its successor: the rows are loaded once."""
+        """A loader whose lease was reclaimed and its successor load each row once."""
         one, two = sessions.open(), sessions.open()
         declare(one)
         job = open_bulk(one, "a", "b")
@@ -405,8 +405,8 @@ class TestAtOnce:
         assert states(two, job) == {2: "succeeded", 3: "succeeded"}
         two.check()
 
-    def test_rows_that_come_while_the_last_are_loaded(self, sessions: Sessions) -> None:
-        """Whoever adds rows waits for the loader, and then sees that it is the last: no row is forgotten."""
+    def test_rows_added_while_the_last_are_loaded_are_not_lost(self, sessions: Sessions) -> None:
+        """add_bulk_rows waits for the loader's commit and then starts another load."""
         one, two = sessions.open(), sessions.open()
         declare(one)
         job = open_bulk(one, "a")
@@ -470,7 +470,7 @@ class TestAtOnce:
         one.check()
 
     def test_confirm_while_the_parent_ends(self, sessions: Sessions) -> None:
-        """Neither misses the other: the child runs."""
+        """The child runs in either order."""
         one, two = sessions.open(), sessions.open()
         job = one.start(GATED[:2])
         task = one.claim_one()
@@ -492,8 +492,8 @@ class TestAtOnce:
         assert call.result() == 3
         assert len(one.claim(9)) == 3
 
-    def test_undo_twice_and_while_it_is_applied(self, sessions: Sessions) -> None:
-        """R2.7/undo: each change is undone once; what is applied later stays."""
+    def test_concurrent_undos_undo_each_change_once(self, sessions: Sessions) -> None:
+        """R2.7/undo: each change is undone once; later changes stay."""
         one, two = sessions.open(), sessions.open()
         declare(one)
         job = open_bulk(one, "a", "b")
@@ -515,7 +515,7 @@ class TestAtOnce:
         left = one.execute("select row_number from penstock.bulk_changes where undone_at is null")
         assert [row["row_number"] for row in left] == [3]
 
-    def test_two_starts_of_one_at_a_time(self, sessions: Sessions) -> None:
+    def test_the_second_start_of_an_exclusive_type_is_rejected(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         declare(one, is_exclusive=True)
         with one.connection.transaction():

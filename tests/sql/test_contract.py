@@ -1,4 +1,4 @@
-"""The SQL contract: callers outside depend on these names, parameters, columns and rights, so none of them changes."""
+"""The SQL contract: external callers depend on these names, parameters, columns and rights."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TASK = {
 
 @pytest.mark.parametrize("name", CONTRACT)
 def test_parameters_keep_their_names_and_order(sql: Contract, name: str) -> None:
-    """R1.2/functions: what was added later comes last and has a default."""
+    """R1.2/functions: later parameters are last and have defaults."""
     rows = sql.execute(
         "select proargnames[1:pronargs] as names, pronargs - pronargdefaults as required from pg_proc "
         "where pronamespace = 'penstock'::regnamespace and proname = %s", name,
@@ -79,7 +79,7 @@ def test_parameters_keep_their_names_and_order(sql: Contract, name: str) -> None
 
 
 @pytest.mark.parametrize("name", CONTRACT)
-def test_the_service_may_call_it_and_users_what_is_theirs(sql: Contract, name: str) -> None:
+def test_the_service_may_call_every_function_and_users_their_own(sql: Contract, name: str) -> None:
     (rights,) = sql.execute(
         "select has_function_privilege('service_role', oid, 'execute') as service, "
         "has_function_privilege('authenticated', oid, 'execute') as users, "

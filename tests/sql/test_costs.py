@@ -1,4 +1,4 @@
-"""Prices, the ledger of costs, budgets, and forecasts: exact, and never more than a budget."""
+"""Prices, the ledger, budgets and forecasts: exact sums, and no budget is exceeded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cost(sql: Contract, job: uuid.UUID) -> D:
 class TestPrices:
     """R0.5/dated, R0.5/tenant-wins: dated, by variant, by tenant."""
 
-    def test_yesterdays_work_keeps_yesterdays_price(self, sql: Contract, clock: Clock) -> None:
+    def test_a_new_price_does_not_change_earlier_costs(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql)
         price(sql, "requests", 1)
@@ -53,8 +53,8 @@ class TestPrices:
         )
         assert [tuple(row.values()) for row in rows] == [(1, False), (2, True), (5, False)]
 
-    def test_exact_to_the_last_digit(self, sql: Contract) -> None:
-        """R0.4/exact: 0.15 for a million is not a float's matter."""
+    def test_costs_are_exact_to_the_last_digit(self, sql: Contract) -> None:
+        """R0.4/exact: 0.15 per million is not computed in floats."""
         provider(sql)
         price(sql, "input_tokens", D("0.15"), per=1_000_000)
         price(sql, "output_tokens", D("0.6"), per=1_000_000)
@@ -115,7 +115,7 @@ class TestPrices:
         with sql.refused(422, "unknown_provider"):
             price(sql, "images", 1, name="no/such")
 
-    def test_no_two_from_one_moment(self, sql: Contract) -> None:
+    def test_two_prices_cannot_start_at_the_same_time(self, sql: Contract) -> None:
         provider(sql)
         price(sql, "images", 1, valid_from="2026-01-01T00:00:00Z")
         with sql.refused(409, "price_exists"):
@@ -202,8 +202,8 @@ class TestLedger:
         assert (line["amount"], line["currency"]) == (2, "USD")
         assert (line["started_at"], line["ended_at"]) == (began, clock.now())
 
-    def test_a_correction_takes_back_what_was_there(self, sql: Contract, clock: Clock) -> None:
-        """At the rate of its day, and not more than it was."""
+    def test_a_correction_uses_the_rate_of_its_day(self, sql: Contract, clock: Clock) -> None:
+        """At the rate of the entry's day, and at most its amount."""
         clock.freeze()
         sql.value("set_exchange_rate", currency="EUR", rate=D("1.1"))
         line = sql.value("record_cost", cost_type="render", amount=3, currency="EUR", tenant_id=sql.tenant)
@@ -223,7 +223,7 @@ class TestLedger:
         with sql.refused(422, "invalid_cost"):
             sql.value("record_cost", cost_type="render", amount=-1, options=Jsonb({"corrects": line}))
 
-    def test_nobody_changes_it(self, sql: Contract) -> None:
+    def test_ledger_lines_cannot_be_changed(self, sql: Contract) -> None:
         sql.value("record_cost", cost_type="storage", amount=5, tenant_id=sql.tenant)
         for statement in ("update penstock.cost_entries set amount = 0", "delete from penstock.cost_entries"):
             with sql.refused(409, "append_only"):
@@ -266,7 +266,7 @@ class TestLedger:
 
 
 class TestBudgets:
-    """R0.6/budget: reserved before each task, so that a job pauses before it overspends, by at most nothing."""
+    """R0.6/budget: each task reserves its cost, so a job pauses before it exceeds its budget."""
 
     @pytest.fixture(autouse=True)
     def priced(self, sql: Contract) -> None:
@@ -298,8 +298,8 @@ class TestBudgets:
         sql.drain()
         assert sql.status(job) == "completed" and cost(sql, job) == D("7.3")
 
-    def test_goes_on_while_there_is_room(self, sql: Contract) -> None:
-        """What was woken and stands in line has nothing set aside: that is no reason to pause."""
+    def test_a_job_continues_while_its_budget_lasts(self, sql: Contract) -> None:
+        """Queued tasks have reserved nothing; that does not pause the job."""
         job = sql.start(calls(20, units={"tokens": 1000}), budget=3.5)
         tasks = sql.claim(10)
         assert len(tasks) == 3 and sql.claim(10) == []
@@ -312,8 +312,8 @@ class TestBudgets:
         sql.upkeep()
         assert sql.job(job)["status_reason"].startswith("budget: 3.3 of 3.5 USD spent")
 
-    def test_a_raised_budget_is_not_taken_for_spent(self, sql: Contract) -> None:
-        """Raised while the job was paused by hand, and taken up again: what waits there has not been told."""
+    def test_tasks_continue_after_a_budget_is_raised_during_a_pause(self, sql: Contract) -> None:
+        """A person pauses the job, raises the budget and resumes; its parked tasks must notice."""
         job = sql.start(calls(3, units={"tokens": 1000}), budget=1)
         sql.drain()
         sql.pause(job, "by hand")
@@ -325,13 +325,13 @@ class TestBudgets:
         assert sql.drain() == 2 and sql.status(job) == "completed"
 
     def test_a_new_budget_resumes_only_jobs_that_the_budget_paused(self, sql: Contract) -> None:
-        """A person's reason is a text: a job that a person paused stays paused, whatever the reason says."""
+        """A job that a person paused stays paused, even with a reason that mentions a budget."""
         job = sql.start(calls(3, units={"tokens": 1000}), budget=10)
         sql.pause(job, "budget: to be discussed")
         sql.value("set_budget", job_id=job, amount=20)
         assert sql.status(job) == "paused"
 
-    def test_without_a_budget_again(self, sql: Contract) -> None:
+    def test_removing_a_budget_resumes_the_job(self, sql: Contract) -> None:
         job = sql.start(calls(3, units={"tokens": 1000}), budget=0)
         assert sql.claim(10) == []
         sql.upkeep()
@@ -341,7 +341,7 @@ class TestBudgets:
         sql.drain()
         assert sql.status(job) == "completed"
 
-    def test_a_tenants_month(self, sql: Contract, clock: Clock) -> None:
+    def test_a_monthly_cost_limit_of_a_tenant_holds(self, sql: Contract, clock: Clock) -> None:
         limit(sql, "cost", D("2.5"))
         job = sql.start(calls(5, units={"tokens": 1000}))
         sql.drain()
@@ -351,7 +351,7 @@ class TestBudgets:
         sql.drain()
         assert cost(sql, job) == 4
 
-    def test_no_price_no_budgeted_work(self, sql: Contract, clock: Clock) -> None:
+    def test_a_budgeted_task_without_a_price_waits(self, sql: Contract, clock: Clock) -> None:
         provider(sql, "free/lunch")
         with sql.refused(422, "no_price", field="tasks[0].provider"):
             sql.start(calls(1, "free/lunch"), budget=5)
@@ -378,8 +378,8 @@ class TestBudgets:
         with sql.refused(409, "job_ended"):
             sql.value("set_budget", job_id=job, amount=1)
 
-    def test_a_paused_one_is_left_alone_until_it_goes_on(self, sql: Contract) -> None:
-        """Whoever reports usage wakes what waits, and must not look through all jobs that wait for a decision."""
+    def test_usage_reports_do_not_read_paused_jobs(self, sql: Contract) -> None:
+        """A usage report wakes parked tasks; it must not read all paused jobs."""
         job = sql.start(calls(2, units={"tokens": 1000}), budget=0)
         sql.claim(5)
         sql.upkeep()
@@ -400,7 +400,7 @@ class TestBudgets:
 
 
 class TestForecast:
-    """B2/before, R0.6/forecast: cost and finish before it starts."""
+    """B2/before, R0.6/forecast: cost and end of a job before it starts."""
 
     def forecast(self, sql: Contract, tasks: list[Any], **options: Any) -> dict[str, Any]:
         return sql.value(
@@ -410,7 +410,7 @@ class TestForecast:
             options=Jsonb({"tenant_id": str(sql.tenant), **options}),
         )
 
-    def test_says_what_it_knows(self, sql: Contract) -> None:
+    def test_a_forecast_lists_cost_usage_and_duration(self, sql: Contract) -> None:
         provider(sql, requests_per_minute=10)
         price(sql, "requests", D("0.5"))
         limit(sql, "requests", 20)
@@ -429,7 +429,7 @@ class TestForecast:
         )
         assert sql.one("select count(*) from penstock.jobs") == 0
 
-    def test_learns_from_history(self, sql: Contract, clock: Clock) -> None:
+    def test_a_forecast_uses_past_durations(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=10)
         price(sql, "tokens", D("0.001"))
@@ -449,8 +449,8 @@ class TestForecast:
             or found["finish"]["workers"] == 1
         )
 
-    def test_others_places_come_back(self, sql: Contract, clock: Clock) -> None:
-        """What others run now ends: a new job is not forecast to wait for ever."""
+    def test_a_forecast_expects_running_tasks_of_others_to_end(self, sql: Contract, clock: Clock) -> None:
+        """A new job is not forecast to wait forever for slots that others use now."""
         clock.freeze()
         provider(sql, concurrency=2)
         sql.start(calls(5))

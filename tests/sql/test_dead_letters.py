@@ -1,4 +1,4 @@
-"""Dead letters: why a task died, its history, and the way back."""
+"""Dead letters: the reason of a failure, its history, and the replay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def letters(sql: Contract) -> list[db.Row]:
 
 
 def bury(sql: Contract, code: str = "handler_error", **start: Any) -> uuid.UUID:
-    """A job of one task that failed for good."""
+    """A job of one task that failed permanently."""
     job = sql.start(start.pop("tasks", 1), **start)
     task = sql.claim_one()
     assert task["job_id"] == job
@@ -27,7 +27,7 @@ def bury(sql: Contract, code: str = "handler_error", **start: Any) -> uuid.UUID:
 
 
 class TestLetter:
-    def test_says_what_died_of_what(self, sql: Contract, clock: Clock) -> None:
+    def test_a_dead_letter_names_the_task_and_the_reason(self, sql: Contract, clock: Clock) -> None:
         """R3.1/dead-letter: dead letter with reason."""
         job = bury(sql, "bad_input", tasks=["other"])
         (letter,) = letters(sql)
@@ -93,8 +93,8 @@ class TestLetter:
 
 
 class TestReplay:
-    def test_starts_afresh(self, sql: Contract) -> None:
-        """R3.1/replay: replay; the attempts and deaths before are not held against it."""
+    def test_a_replay_resets_the_counters(self, sql: Contract) -> None:
+        """R3.1/replay: a replay does not count earlier attempts and deaths."""
         job = sql.start([{"kind": "work", "max_attempts": 2}])
         for _ in range(2):
             sql.fail(sql.claim_one())
@@ -126,7 +126,9 @@ class TestReplay:
         ],
         ids=repr,
     )
-    def test_by_what_they_died_of(self, sql: Contract, filter: dict[str, Any], expected: str) -> None:
+    def test_a_filter_selects_by_error_code(
+        self, sql: Contract, filter: dict[str, Any], expected: str
+    ) -> None:
         jobs = {
             "a": bury(sql, "E1"),
             "b": bury(sql, "E2", tasks=["other"]),
@@ -167,8 +169,8 @@ class TestReplay:
         ],
         ids=repr,
     )
-    def test_a_filter_that_says_too_little_is_refused(self, sql: Contract, filter: dict[str, Any]) -> None:
-        """Nobody replays everything by a slip."""
+    def test_an_empty_filter_is_refused(self, sql: Contract, filter: dict[str, Any]) -> None:
+        """A mistake must not replay everything."""
         bury(sql)
         with sql.refused(422):
             sql.replay(**filter)
@@ -181,7 +183,7 @@ class TestReplay:
         with sql.refused(422, "invalid_filter"):
             sql.value("replay_dead_letters", filter=Jsonb(filter))
 
-    def test_brings_back_what_was_canceled_because_of_it(self, sql: Contract) -> None:
+    def test_a_replay_restores_tasks_canceled_with_it(self, sql: Contract) -> None:
         job = sql.start(graph(a="", b="a", c="b", d="a c", e=""))
         sql.kill(sql.claim_one())
         sql.drain()
@@ -199,8 +201,8 @@ class TestReplay:
         assert sql.status(job) == "completed"
         sql.check()
 
-    def test_brings_back_only_what_can_succeed(self, sql: Contract) -> None:
-        """A child with another parent that stays failed stays canceled; its own children too."""
+    def test_a_replay_leaves_tasks_with_another_failed_parent_canceled(self, sql: Contract) -> None:
+        """A child stays canceled while another parent is failed, and so do its descendants."""
         job = sql.start(graph(a="", b="", both="a b", last="both", only="a"))
         for task in sql.claim(2):
             sql.kill(task, task["key"])
@@ -228,7 +230,7 @@ class TestReplay:
         assert sql.status(job) == "completed"
         sql.check()
 
-    def test_outputs_of_the_first_life_still_arrive(self, sql: Contract) -> None:
+    def test_outputs_from_before_the_replay_are_still_inputs(self, sql: Contract) -> None:
         job = sql.start(graph(a="", b="", c="a b"))
         a, b = sql.claim(2)
         sql.complete(a, "from a")
@@ -288,7 +290,7 @@ class TestReplay:
         assert sql.states(job) == {"a": "succeeded", "c": "queued"}
         sql.check()
 
-    def test_of_a_canceled_job_does_nothing(self, sql: Contract) -> None:
+    def test_a_replay_in_a_canceled_job_does_nothing(self, sql: Contract) -> None:
         job = sql.start(2)
         sql.kill(sql.claim_one())
         sql.cancel(job)
@@ -307,7 +309,7 @@ class TestReplay:
         assert sql.drain() == 2
         assert sql.status(job) == "completed"
 
-    def test_of_many_jobs_at_once(self, sql: Contract) -> None:
+    def test_one_replay_covers_many_jobs(self, sql: Contract) -> None:
         jobs = [bury(sql, tasks=graph(a="", b="a")) for _ in range(20)]
         assert sql.replay(all=True) == 20
         sql.check()
@@ -323,7 +325,7 @@ class TestReplay:
             ("job.retried", {"tasks": 1}),
         ]
 
-    def test_a_job_that_is_half_pruned_stays_dead(self, sql: Contract, clock: Clock) -> None:
+    def test_a_partly_pruned_job_cannot_be_replayed(self, sql: Contract, clock: Clock) -> None:
         job = sql.start(graph(a="", b="a", c=""))
         sql.kill(sql.claim_one())
         sql.drain()
@@ -356,7 +358,7 @@ class TestDiscard:
         assert (line["action"], line["actor"]) == ("dead_letter.discarded", "service:postgres")
         assert line["subject"] == f"task:{sql.tasks(job)[0]['id']}"
 
-    def test_takes_only_what_matches(self, sql: Contract) -> None:
+    def test_a_discard_affects_only_matching_letters(self, sql: Contract) -> None:
         bury(sql, "E1")
         bury(sql, "E2")
         assert sql.value("discard_dead_letters", filter=Jsonb({"error_code": "E1"})) == 1

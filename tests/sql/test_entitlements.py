@@ -1,4 +1,4 @@
-"""Entitlements: one resolver for limits and features, gates that observe or enforce, at the start and at the claim."""
+"""Entitlements: one resolver for limits and features; gates that observe or enforce, at start and claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fairness: tenants share a lane by weight; within a tenant priority is strict, then it is first come."""
+"""Fairness: tenants share a lane by weight; within a tenant, strict priority, then first in, first out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tenant(sql: Contract, weight: float = 1) -> Contract:
 
 
 def take(sql: Contract, clock: Clock, count: int, batch: int = 1) -> list[Any]:
-    """Claim so many tasks one batch after the other, as workers would."""
+    """Claim this many tasks in batches, as workers do."""
     found: list[Any] = []
     while len(found) < count:
         tasks = sql.claim(min(batch, count - len(found)))
@@ -39,7 +39,7 @@ def wait_for_next_millisecond(sql: Contract) -> None:
 class TestTenants:
     @pytest.mark.parametrize("batch", [1, 7, 30])
     def test_share_alike(self, sql: Contract, clock: Clock, batch: int) -> None:
-        """B1/shares: two tenants with a backlog get alternate tasks, regardless of which came first."""
+        """B1/shares: two tenants with backlogs alternate, whichever was first."""
         one, two = tenant(sql), tenant(sql)
         one.start(500)
         two.start(500)
@@ -64,7 +64,7 @@ class TestTenants:
         for weight, each in zip(weights, tenants, strict=True):
             assert found[each.tenant] == pytest.approx(580 * weight / sum(weights), rel=0.15, abs=2)
 
-    def test_a_new_weight_counts_for_what_is_queued_from_then_on(self, sql: Contract, clock: Clock) -> None:
+    def test_a_new_weight_applies_to_tasks_queued_afterwards(self, sql: Contract, clock: Clock) -> None:
         one, two = tenant(sql), tenant(sql)
         sql.value("set_tenant_weight", tenant_id=one.tenant, weight=3)
         one.start(300)
@@ -73,7 +73,7 @@ class TestTenants:
         assert 145 <= found[one.tenant] <= 155
 
     def test_a_large_backlog_does_not_delay_the_small(self, sql: Contract, clock: Clock) -> None:
-        """B1/no-delay: beside a tenant with 20,000 tasks, 50 with one each are next, not 20,000 tasks later."""
+        """B1/no-delay: 50 tenants with one task each are next, not after the 20,000 tasks of another tenant."""
         large = tenant(sql)
         large.start(20_000)
         take(sql, clock, 20, 10)
@@ -81,7 +81,7 @@ class TestTenants:
         found = take(sql, clock, 60, 10)
         assert small <= {task["job_id"] for task in found}
 
-    def test_the_small_are_served_again_and_again(self, sql: Contract, clock: Clock) -> None:
+    def test_small_tenants_are_served_repeatedly_beside_a_backlog(self, sql: Contract, clock: Clock) -> None:
         """Each new task of a small tenant waits for a turn or two, never for the backlog of the large one."""
         large, small = tenant(sql), tenant(sql)
         large.start(3000)
@@ -90,8 +90,8 @@ class TestTenants:
             found = take(sql, clock, 12, 4)
             assert job in {task["job_id"] for task in found}
 
-    def test_who_was_away_does_not_save_up(self, sql: Contract, clock: Clock) -> None:
-        """An idle tenant comes back as an equal, not with all the turns it did not use."""
+    def test_an_idle_tenant_saves_no_turns(self, sql: Contract, clock: Clock) -> None:
+        """An idle tenant does not catch up the turns it did not use."""
         busy, idle = tenant(sql), tenant(sql)
         idle.start(1)
         busy.start(1000)
@@ -100,8 +100,8 @@ class TestTenants:
         found = Counter(task["tenant_id"] for task in take(sql, clock, 100, 10))
         assert 40 <= found[idle.tenant] <= 60
 
-    def test_who_was_alone_is_not_punished(self, sql: Contract, clock: Clock) -> None:
-        """Turns that nobody else wanted cost nothing later."""
+    def test_a_tenant_that_ran_alone_is_not_delayed_later(self, sql: Contract, clock: Clock) -> None:
+        """Turns taken while no other tenant had work do not count later."""
         busy, late = tenant(sql), tenant(sql)
         busy.start(1000)
         take(sql, clock, 500, 50)
@@ -109,7 +109,7 @@ class TestTenants:
         found = Counter(task["tenant_id"] for task in take(sql, clock, 100, 10))
         assert 40 <= found[busy.tenant] <= 60
 
-    def test_lanes_are_apart(self, sql: Contract, clock: Clock) -> None:
+    def test_lanes_do_not_affect_each_other(self, sql: Contract, clock: Clock) -> None:
         one, two = tenant(sql), tenant(sql)
         one.start(["work"] * 100)
         two.start(["other"] * 100)
@@ -165,7 +165,9 @@ class TestPriority:
         assert sql.claim_one()["key"] == "urgent"
         assert sql.claim_one()["key"].startswith("slow")
 
-    def test_overtaking_leaves_no_trace(self, sql: Contract, clock: Clock) -> None:
+    def test_overtaking_does_not_delay_the_backlog_or_other_tenants(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         """The rest of the backlog is found at once, and other tenants start beside it and not behind it."""
         clock.freeze()
         sql.start([{"kind": "work", "key": f"slow{n}"} for n in range(2000)])
@@ -180,8 +182,10 @@ class TestPriority:
         assert sql.task(sql.tasks(job)[0])["status"] == "running"
 
     @pytest.mark.parametrize("priority", [0, 10])
-    def test_never_across_tenants(self, sql: Contract, clock: Clock, priority: int) -> None:
-        """B1/priority: nobody gets a larger share by calling everything urgent."""
+    def test_priority_does_not_change_the_shares_of_tenants(
+        self, sql: Contract, clock: Clock, priority: int
+    ) -> None:
+        """B1/priority: a tenant gets no larger share by marking everything urgent."""
         plain, loud = tenant(sql), tenant(sql)
         plain.start(300)
         loud.start(300, priority=priority)
@@ -189,7 +193,9 @@ class TestPriority:
         found = Counter(task["tenant_id"] for task in take(sql, clock, 120, 6))
         assert abs(found[plain.tenant] - found[loud.tenant]) <= 2
 
-    def test_of_one_tenant_does_not_order_anothers(self, sql: Contract, clock: Clock) -> None:
+    def test_priorities_of_one_tenant_do_not_order_those_of_another(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         one, two = tenant(sql), tenant(sql)
         one.start([{"kind": "work", "key": f"one{n}", "priority": 9 - n} for n in range(5)])
         two.start([{"kind": "work", "key": f"two{n}"} for n in range(5)])
@@ -197,14 +203,14 @@ class TestPriority:
         assert [key for key in keys if key.startswith("one")] == ["one4", "one3", "one2", "one1", "one0"]
         assert [key for key in keys if key.startswith("two")] == ["two0", "two1", "two2", "two3", "two4"]
 
-    def test_a_tasks_own_wins_over_its_jobs(self, sql: Contract) -> None:
+    def test_a_tasks_priority_overrides_that_of_its_job(self, sql: Contract) -> None:
         sql.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "priority": 1}], priority=8)
         assert [
             row["priority"] for row in sql.execute("select priority from penstock.ready order by task_id")
         ] == [8, 1]
         assert sql.claim_one()["key"] == "b"
 
-    def test_holds_for_children_and_for_what_comes_back(self, sql: Contract, clock: Clock) -> None:
+    def test_priority_applies_to_children_and_requeued_tasks(self, sql: Contract, clock: Clock) -> None:
         sql.start(
             [
                 {"kind": "work", "key": "root", "priority": 0},
@@ -219,8 +225,8 @@ class TestPriority:
         sql.fail(child)
         assert sql.claim_one()["key"] == "child"
 
-    def test_settles_down_when_the_queue_is_empty(self, sql: Contract, clock: Clock) -> None:
-        """The price of mixed priorities is paid only while they are mixed."""
+    def test_an_empty_queue_ends_the_cost_of_mixed_priorities(self, sql: Contract, clock: Clock) -> None:
+        """Mixed priorities slow claims only while they are mixed."""
         sql.start([{"kind": "work", "priority": p} for p in (1, 2)])
         assert sql.one("select count(*) from penstock.mixed") == 1
         sql.drain()
@@ -234,7 +240,7 @@ class TestOrder:
         found = [task["job_id"] for task in take(sql, clock, 140, 9)]
         assert [job for job, _ in itertools.groupby(found)] == jobs
 
-    def test_also_when_claims_and_enqueues_alternate(self, sql: Contract, clock: Clock) -> None:
+    def test_order_holds_when_claims_and_enqueues_alternate(self, sql: Contract, clock: Clock) -> None:
         waiting: list[uuid.UUID] = []
         for n in range(60):
             waiting.append(sql.start(1))
@@ -251,10 +257,10 @@ class TestOrder:
 
 
 class TestFront:
-    """What has had its turn before is next, before its own tenant's backlog and before the others'."""
+    """A task that was claimed before is next, ahead of its tenant's backlog and of other tenants."""
 
     def backlog(self, sql: Contract, clock: Clock) -> Any:
-        """A task in hand, and behind it more of its tenant's and of another one's."""
+        """A claimed task, and queued tasks of its tenant and of another one."""
         own, other = tenant(sql), tenant(sql)
         own.start(50)
         other.start(50)
@@ -294,7 +300,7 @@ class TestFront:
         assert sql.reclaim() == 1
         self.check(sql, task)
 
-    def test_a_task_put_off_for_later_joins_its_tenants_line(self, sql: Contract, clock: Clock) -> None:
+    def test_a_rescheduled_task_queues_behind_its_tenants_tasks(self, sql: Contract, clock: Clock) -> None:
         task = self.backlog(sql, clock)
         sql.reschedule(task, 30)
         clock.advance(seconds=31)
@@ -306,7 +312,7 @@ class TestFront:
 
 class TestLanes:
     def test_all_get_their_turn(self, sql: Contract, clock: Clock) -> None:
-        """A claim for several lanes begins with any of them: none has to wait until another is empty."""
+        """A claim of several lanes starts with a random one, so no lane waits until another is empty."""
         sql.execute("select setseed(0.5)")
         providers = ["a/x", "b/x", "c/x", "d/x"]
         for name in providers:
@@ -328,7 +334,7 @@ class TestLanes:
         assert len(found) == 5, "also the one with a single task"
         assert sorted(found.values())[1] > 20
 
-    def test_what_one_lane_has_not_comes_from_the_others(self, sql: Contract) -> None:
+    def test_a_claim_fills_up_from_other_lanes(self, sql: Contract) -> None:
         for n in range(8):
             sql.provider(f"p/{n}")
         sql.start([{"kind": "work", "provider": f"p/{n}"} for n in range(8)])
@@ -353,7 +359,7 @@ def many_lanes(sql: Contract) -> None:
 
 
 class TestManyLanes:
-    """There may be thousands: one of each kind, and of each tenant with limits of its own for a provider."""
+    """Thousands of lanes: one per kind, and one per tenant with its own limits for a provider."""
 
     @pytest.mark.parametrize("kinds", [None, ["k1", "k2", "k3"]])
     def test_a_claim_does_not_look_into_empty_lanes(self, sql: Contract, kinds: list[str] | None) -> None:
@@ -383,8 +389,8 @@ class TestManyLanes:
         assert {task["kind"] for task in sql.claim(9, kinds=["k2", "k3"])} == {"k2", "k3"}
         assert {task["kind"] for task in sql.claim(9)} == {"k1", "k4"}
 
-    def test_what_commits_behind_the_clock_is_found(self, sessions: Sessions, clock: Clock) -> None:
-        """B1/late-commits: also where the claim goes from one lane with tasks to the next."""
+    def test_a_task_committed_behind_the_clock_is_found(self, sessions: Sessions, clock: Clock) -> None:
+        """B1/late-commits: also when a claim goes on to the next lane."""
         clock.freeze()
         worker, slow = sessions.open(), sessions.open()
         many_lanes(worker)
@@ -401,10 +407,10 @@ class TestManyLanes:
 
 
 class TestLate:
-    def test_what_commits_behind_the_clock_is_found_beside_a_backlog(
+    def test_a_task_committed_behind_the_clock_is_found_beside_a_backlog(
         self, sessions: Sessions, clock: Clock
     ) -> None:
-        """B1/late-commits: enqueued early, committed after the lane's clock has passed its slot: found within a second."""
+        """B1/late-commits: a task whose slot the lane's clock passed before its commit is found within a second."""
         clock.freeze()
         worker, slow = sessions.open(), sessions.open()
         large = tenant(worker)
@@ -419,10 +425,10 @@ class TestLate:
         assert [task["job_id"] for task in found[:2]] == [late, late]
         assert len(found) == 10
 
-    def test_what_commits_behind_the_clock_is_found_when_nothing_else_comes(
+    def test_a_task_committed_behind_the_clock_is_found_in_an_idle_lane(
         self, sessions: Sessions, clock: Clock
     ) -> None:
-        """B1/late-commits: the worker that found nothing is told when to look at the whole lane."""
+        """B1/late-commits: an empty claim returns when to search the whole lane."""
         clock.freeze()
         worker, slow = sessions.open(), sessions.open()
         tenant(worker).start(800)

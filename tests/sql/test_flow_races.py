@@ -1,4 +1,4 @@
-"""Flow control and money with several sessions at once: no deadlock, no overrun, nothing leaks, nothing waits for ever."""
+"""Flow control and money in concurrent sessions: no deadlock, no overrun, no leaked hold, no task that waits forever."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def price(sql: Contract, meter: str, amount: Any, name: str = NAME, **options: A
 
 
 def use(sql: Contract, tenant: uuid.UUID | None = None, **units: Any) -> None:
-    """Something outside a task is used: its accounts are locked until the end of the transaction."""
+    """Records usage outside of a task, which locks its accounts until the end of the transaction."""
     sql.value("record_usage", units=Jsonb(units), tenant_id=tenant or sql.tenant, action="test")
 
 
@@ -81,7 +81,7 @@ def in_windows(sql: Contract, name: str = NAME) -> tuple[int, int]:
 
 
 def end(sql: Contract, *jobs: uuid.UUID) -> None:
-    """Whatever waits has room now: it must come to its end, with no more than upkeep and a worker."""
+    """All limits are lifted: upkeep and one worker must now end every task."""
     for _ in range(20):
         sql.upkeep()
         sql.drain()
@@ -91,11 +91,11 @@ def end(sql: Contract, *jobs: uuid.UUID) -> None:
 
 
 class TestLocks:
-    """Each of these was a circle: two sessions, each waiting for what the other has."""
+    """Each of these deadlocked once: two sessions waited for each other."""
 
     @pytest.mark.slow
-    def test_claims_where_all_places_are_taken(self, sessions: Sessions) -> None:
-        """A claim that found no place at one endpoint does not hold it while it waits for another."""
+    def test_claims_of_full_endpoints_do_not_deadlock(self, sessions: Sessions) -> None:
+        """A claim does not keep a full endpoint locked while it waits for another one."""
         sql = sessions.open()
         names = [f"test/{n}" for n in range(3)]
         for name in names:
@@ -115,7 +115,7 @@ class TestLocks:
         for call in asking:
             call.result()
 
-    def test_a_provider_is_changed_while_it_is_claimed_from(self, sessions: Sessions) -> None:
+    def test_changing_a_provider_during_a_claim_does_not_deadlock(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         one.provider(NAME, requests_per_minute=5)
         one.start(calls(3))
@@ -162,7 +162,7 @@ class TestLocks:
         assert one.rows("check_accounts") == []
 
     def test_a_claim_takes_accounts_in_order(self, sessions: Sessions) -> None:
-        """A budget is set aside for the tenant as well, where that has no limit of costs."""
+        """The cost is also reserved for a tenant without a cost limit."""
         one, two = sessions.open(), sessions.open()
         one.provider(NAME)
         price(one, "tokens", 1)
@@ -247,8 +247,10 @@ class TestLocks:
         call.result()
         end(two, job)
 
-    def test_a_claim_with_accounts_in_hand_waits_for_nothing(self, sessions: Sessions, clock: Clock) -> None:
-        """Its first round set everything aside; in the next one it meets a slot that a report has in hand."""
+    def test_a_claim_that_has_locked_accounts_waits_for_nothing(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """Its first round reserved everything; the next one meets a slot that a report has locked."""
         clock.freeze()
         one, two = sessions.open(), sessions.open()
         one.provider("test/a")
@@ -282,8 +284,8 @@ class TestWakes:
     """R4.1/wakes: parked tasks return as soon as any call frees quota."""
 
     @pytest.mark.parametrize("how", ["limit", "allowance", "plan", "budget", "no budget", "price"])
-    def test_room_is_made_while_the_claim_sets_aside(self, sessions: Sessions, how: str) -> None:
-        """Whoever makes room does not see yet what waits for it."""
+    def test_quota_freed_during_a_reservation_wakes_the_task(self, sessions: Sessions, how: str) -> None:
+        """The session that frees quota does not see the waiting task yet."""
         one, two = sessions.open(), sessions.open()
         one.provider(NAME)
         if how != "price":
@@ -323,7 +325,7 @@ class TestWakes:
         call.result()
         end(two, job)
 
-    def test_all_that_waits_is_woken_when_a_limit_is_lifted(self, sql: Contract) -> None:
+    def test_lifting_a_limit_wakes_all_waiting_tasks(self, sql: Contract) -> None:
         limit(sql, "pages", 0)
         job = sql.start([{"kind": "work", "units": {"pages": 1}} for _ in range(1200)])
         while sql.one("select exists (select from penstock.ready)"):
@@ -331,7 +333,7 @@ class TestWakes:
         limit(sql, "pages", None)
         end(sql, job)
 
-    def test_a_large_one_does_not_bar_the_small_ones(self, sql: Contract) -> None:
+    def test_a_task_too_large_for_the_quota_does_not_block_smaller_ones(self, sql: Contract) -> None:
         sql.value("set_meter", name="pages", values=Jsonb({"period": "total"}))
         limit(sql, "pages", 100)
         hold = sql.value("reserve_quota", tenant_id=sql.tenant, amounts=Jsonb({"pages": 100}))
@@ -345,7 +347,7 @@ class TestWakes:
         assert sql.status(small) == "completed"
         assert {sql.status(job) for job in large} == {"queued"}
 
-    def test_a_price_that_holds_from_later_on(self, sql: Contract, clock: Clock) -> None:
+    def test_a_price_that_starts_later_wakes_its_tasks_then(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         sql.provider(NAME)
         limit(sql, "cost", 100)
@@ -391,8 +393,8 @@ class TestWakes:
         end(sql, job)
 
     @pytest.mark.parametrize("stop", ["pause", "cancel"])
-    def test_a_stopped_jobs_tasks_stand_in_nobodys_way(self, sql: Contract, clock: Clock, stop: str) -> None:
-        """They come back to the line after the stop was worked off, and their tenant has limits."""
+    def test_tasks_of_a_stopped_job_do_not_block_others(self, sql: Contract, clock: Clock, stop: str) -> None:
+        """They are requeued after the stop, and their tenant has limits."""
         clock.freeze()
         sql.provider(NAME, requests_per_minute=20)
         limit(sql, "pages", 100)
@@ -417,7 +419,7 @@ class TestWakes:
             end(sql, job)
         assert sql.rows("check_accounts") == []
 
-    def test_what_a_quota_holds_back_takes_no_room_in_a_window(self, sql: Contract, clock: Clock) -> None:
+    def test_tasks_held_by_a_quota_use_no_window(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         sql.provider(NAME, requests_per_minute=10)
         other = sql.value("create_tenant", name="other")
@@ -427,7 +429,7 @@ class TestWakes:
         assert sql.drain() == 10
         assert sql.status(job) == "completed" and in_windows(sql)[0] == 10
 
-    def test_a_lower_limit_of_the_provider_does_not_close_the_lane_for_good(
+    def test_a_lower_limit_from_the_provider_does_not_close_the_lane_permanently(
         self, sql: Contract, clock: Clock
     ) -> None:
         clock.freeze()
@@ -442,8 +444,8 @@ class TestWakes:
         end(sql, large)
 
     @pytest.mark.parametrize("way", ["an hour", "opened"])
-    def test_a_lower_limit_is_not_kept_for_ever(self, sql: Contract, clock: Clock, way: str) -> None:
-        """What is too large for it is not called with, so nobody would hear that it is gone."""
+    def test_a_lower_limit_from_the_provider_expires(self, sql: Contract, clock: Clock, way: str) -> None:
+        """Tasks above the limit are not called, so no response could show that the limit is gone."""
         clock.freeze()
         sql.provider(NAME, tokens_per_minute=1000)
         large = sql.start(calls(1, units={"tokens": 900}))
@@ -461,7 +463,7 @@ class TestWakes:
         assert sql.upkeep()["promoted"] == 1
         assert sql.drain() == 1 and sql.status(large) == "completed"
 
-    def test_less_than_estimated_opens_the_lane(self, sql: Contract, clock: Clock) -> None:
+    def test_usage_below_the_estimate_opens_the_lane(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         sql.provider(NAME, tokens_per_minute=1000)
         job = sql.start(calls(3, units={"tokens": 600}))
@@ -473,10 +475,10 @@ class TestWakes:
 
 
 class TestBooks:
-    """What was counted stays right, also where things change under it."""
+    """Accounts stay exact while settings change."""
 
     def test_the_period_of_a_meter_in_use_stays(self, sql: Contract) -> None:
-        """What was set aside in a month could not be given back in a day."""
+        """A hold of a monthly account could not be released from a daily one."""
         limit(sql, "pages", 10)
         sql.value("set_meter", name="files", values=Jsonb({"period": "day"}))
         job = sql.start([{"kind": "work", "units": {"pages": 4}}])
@@ -501,7 +503,7 @@ class TestBooks:
         assert sql.rows("check_accounts") == []
         assert sql.one("select count(*) from penstock.accounts where job_id = %s", job) == 0
 
-    def test_a_correction_said_twice_counts_once(self, sql: Contract) -> None:
+    def test_a_repeated_correction_counts_once(self, sql: Contract) -> None:
         line = sql.value("record_cost", cost_type="render", amount=3, tenant_id=sql.tenant)
         options = Jsonb({"corrects": line, "key": "again"})
         first = sql.value("record_cost", cost_type="render", amount=-3, options=options)
@@ -509,7 +511,7 @@ class TestBooks:
         assert sql.one("select sum(base_amount) from penstock.cost_entries") == 0
 
     def test_an_attempt_corrects_nothing(self, sql: Contract) -> None:
-        """Otherwise it could take back any amount from any line."""
+        """Otherwise a worker could take back any amount of any line."""
         line = sql.value("record_cost", cost_type="render", amount=3, tenant_id=sql.tenant)
         sql.start([{"kind": "work"}])
         task = sql.claim_one()
@@ -517,7 +519,7 @@ class TestBooks:
             sql.value("record_cost", cost_type="render", amount=-100, task_id=task["id"], worker_id="w1",
                       lease=task["lease"], options=Jsonb({"corrects": line}))  # fmt: skip
 
-    def test_the_dearer_of_two_currencies(self, sql: Contract) -> None:
+    def test_the_more_expensive_of_two_currencies_is_reserved(self, sql: Contract) -> None:
         sql.provider(NAME)
         sql.value("set_exchange_rate", currency="JPY", rate=Decimal("0.01"))
         price(sql, "input_tokens", 5, currency="JPY")
@@ -539,14 +541,14 @@ class TestBooks:
         sql.start([*calls(5), *({"kind": "other", "provider": NAME} for _ in range(5))])
         assert len(sql.claim(10)) == 3
 
-    def test_costs_start_again_at_nothing(self, sql: Contract) -> None:
+    def test_resetting_a_cost_quota_keeps_the_accounts_right(self, sql: Contract) -> None:
         limit(sql, "cost", 5)
         sql.value("record_cost", cost_type="render", amount=5, tenant_id=sql.tenant)
         assert sql.value("reset_quota", tenant_id=sql.tenant, meter="cost") == 5
         assert sql.rows("check_accounts") == []
 
     def test_a_tenants_own_endpoint_made_later(self, sql: Contract, clock: Clock) -> None:
-        """What was admitted by the one for all is given back to it."""
+        """Capacity of the shared endpoint returns to the shared endpoint."""
         clock.freeze()
         sql.provider(NAME, requests_per_minute=5, tokens_per_minute=5000)
         sql.start(calls(3, units={"tokens": 1000}))
@@ -563,7 +565,7 @@ class TestBooks:
         assert len(sql.claim(10)) == 2
         assert sql.status(job) == "running"
 
-    def test_a_job_is_stopped_between_what_is_set_aside_and_the_lease(self, sessions: Sessions) -> None:
+    def test_a_job_stopped_between_reservation_and_lease_frees_its_holds(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         limit(one, "pages", 10)
         job = one.start([{"kind": "work", "units": {"pages": 1}} for _ in range(5)])
@@ -585,7 +587,7 @@ class TestBooks:
 
 
 class Window:
-    """The most in any window of what was admitted."""
+    """The largest admitted amount in any window."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -628,7 +630,7 @@ VERBS |= {
 
 
 class FlowStorm:
-    """Every verb of flow control and money at random from several sessions, then everything is given room."""
+    """Random verbs of flow control and money in several sessions; then all limits are lifted."""
 
     def __init__(self, sessions: Sessions, clock: Clock, seed: int) -> None:
         self.sessions, self.clock, self.seed = sessions, clock, seed
@@ -723,7 +725,7 @@ class FlowStorm:
                         sql.complete(task, worker=worker)
 
     def work(self, sql: Contract, dice: random.Random, worker: str, held: list[db.Row]) -> None:
-        """What a worker does."""
+        """A worker's step."""
         action = dice.random()
         if action < 0.4 or not held:
             self.verbs["claim"] = self.verbs.get("claim", 0) + 1
@@ -759,7 +761,7 @@ class FlowStorm:
             self.finish(sql, dice, worker, some)
 
     def operate(self, sql: Contract, dice: random.Random, holds: list[uuid.UUID]) -> None:
-        """What clients and operators do, to whatever is not steady."""
+        """A client's or operator's step."""
         tenant, name = dice.choice(self.moving), dice.choice(MOVING)
         job = dice.choice(self.jobs[-6:]) if self.jobs else None
         (verb,) = dice.choices(list(VERBS), list(VERBS.values()))
@@ -866,7 +868,7 @@ class FlowStorm:
                 self.refusals[error.sqlstate or ""] = self.refusals.get(error.sqlstate or "", 0) + 1
 
     def watch(self) -> None:
-        """Between any two transactions the books are right, and where nobody moves a limit nothing is over it."""
+        """Between any two transactions all accounts are exact, and no constant limit is exceeded."""
         sql = self.sessions.open()
         while not self.stop.wait(0.05):
             try:
@@ -909,7 +911,7 @@ class FlowStorm:
             call.result()
 
     def settle(self) -> None:
-        """Give everything room and take it to its end with one calm worker."""
+        """Lift all limits and end everything with one worker."""
         sql = self.sessions.open()
         while sql.value("prune"):
             # What was begun while something of the job still ran is brought to its end.
@@ -966,8 +968,10 @@ class FlowStorm:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [4, 8])
-def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> None:
-    """S43, B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the books are right at every moment, no limit is passed, no deadlock, every job ends."""
+def test_random_concurrent_flow_control_keeps_accounts_exact(
+    sessions: Sessions, clock: Clock, threads: int
+) -> None:
+    """S43, B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: accounts are exact at every moment, no limit is exceeded, no deadlock, every job ends."""
     storm = FlowStorm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=4)
     storm.settle()
@@ -977,8 +981,10 @@ def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_long_storm_of_money(sessions: Sessions, clock: Clock, seed: int) -> None:
-    """B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the same, longer and with other dice."""
+def test_long_random_concurrent_flow_control_keeps_accounts_exact(
+    sessions: Sessions, clock: Clock, seed: int
+) -> None:
+    """B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the same, longer and with another seed."""
     storm = FlowStorm(sessions, clock, seed=2000 + seed)
     storm.blow(6, seconds=15)
     storm.settle()

@@ -35,7 +35,7 @@ def role_of(sql: Contract, tenant: uuid.UUID, person: Person) -> str | None:
 
 class TestConsent:
     def test_users_cannot_add_members_directly(self, sql: Contract) -> None:
-        """S84: only the service may, for an application that has asked for consent."""
+        """S84: only the service may, for an application that asked for consent."""
         ann, bob = join(sql, "ann"), join(sql, "bob")
         with acting(sql, ann), sql.refused(403, "consent_required"):
             sql.value("set_member", tenant_id=ann.tenant, user_id=bob.id, role="viewer")

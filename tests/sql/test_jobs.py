@@ -35,7 +35,7 @@ LEGAL = {
 
 
 def in_state(sql: Contract, state: str) -> uuid.UUID:
-    """A job of two tasks that got into a state by legal means."""
+    """A job of two tasks, brought into this state by contract calls."""
     job = sql.start(2)
     if state == "queued":
         return job
@@ -80,14 +80,14 @@ class TestStart:
         jobs = [sql.start() for _ in range(5)]
         assert {job.version for job in jobs} == {7}
 
-    def test_a_key_stands_for_one_job(self, sql: Contract) -> None:
+    def test_an_idempotency_key_returns_the_same_job(self, sql: Contract) -> None:
         """R0.1/idempotent: starting twice with one idempotency key gives one job."""
         job = sql.start(3, params={"a": 1}, idempotency_key="k", priority=2)
         before = sql.snapshot()
         assert sql.start(3, params={"a": 1}, idempotency_key="k", priority=2) == job
         assert sql.snapshot() == before
 
-    def test_a_key_stands_for_its_job_also_when_that_has_ended(self, sql: Contract) -> None:
+    def test_an_idempotency_key_returns_an_ended_job(self, sql: Contract) -> None:
         job = sql.start(idempotency_key="k")
         sql.drain()
         assert sql.start(idempotency_key="k") == job
@@ -106,7 +106,7 @@ class TestStart:
         ],
         ids=lambda change: next(iter(change)),
     )
-    def test_a_key_used_for_something_else_is_refused(self, sql: Contract, change: dict[str, Any]) -> None:
+    def test_a_key_with_other_params_is_refused(self, sql: Contract, change: dict[str, Any]) -> None:
         """409: a reused idempotency key with other parameters."""
         asked: dict[str, Any] = {"tasks": 3, "params": {"a": 1}, "priority": 2}
         job = sql.start(**asked, idempotency_key="k")
@@ -120,7 +120,7 @@ class TestStart:
         other = Contract(sql.connection, sql.value("create_tenant", name="other"))
         assert sql.start(idempotency_key="k") != other.start(5, idempotency_key="k")
 
-    def test_no_key_no_sameness(self, sql: Contract) -> None:
+    def test_starts_without_a_key_make_different_jobs(self, sql: Contract) -> None:
         assert sql.start() != sql.start()
 
     @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ class TestFailurePolicy:
         sql.do_chores()
         sql.check()
 
-    def test_a_failure_that_is_retried_is_none(self, sql: Contract) -> None:
+    def test_a_failure_that_is_retried_does_not_count(self, sql: Contract) -> None:
         job = sql.start(2, on_failure="stop")
         sql.fail(sql.claim_one())
         assert sql.status(job) == "running"
@@ -305,8 +305,8 @@ class TestFailurePolicy:
                 sql.kill(task)
         assert (sql.status(strict), sql.status(lenient)) == ("failed", "running")
 
-    def test_stopped_work_goes_on_after_a_retry(self, sql: Contract) -> None:
-        """What was queued, set aside and running when the job stopped all comes back."""
+    def test_stopped_tasks_continue_after_a_retry(self, sql: Contract) -> None:
+        """Tasks that were queued, parked or running at the stop are queued again."""
         job = sql.start(graph(a="", b="", c="", d="c", e="b"), on_failure="stop")
         one, running = sql.claim(2)
         sql.kill(one)
@@ -324,9 +324,7 @@ class TestFailurePolicy:
         assert sql.status(job) == "completed"
         sql.check()
 
-    def test_stopped_work_whose_worker_is_gone_goes_on_after_a_retry(
-        self, sql: Contract, clock: Clock
-    ) -> None:
+    def test_stopped_tasks_of_a_dead_worker_continue_after_a_retry(self, sql: Contract, clock: Clock) -> None:
         job = sql.start(3, on_failure="stop")
         failing, _ = sql.claim(2)
         sql.kill(failing)
@@ -341,8 +339,8 @@ class TestFailurePolicy:
 
 class TestStateMachine:
     @pytest.mark.parametrize("old", STATES)
-    def test_illegal_transitions_are_refused_whoever_asks(self, sql: Contract, old: str) -> None:
-        """R0.2/illegal, R0.2/job-states: also the owner's own UPDATE."""
+    def test_illegal_transitions_are_refused_for_every_caller(self, sql: Contract, old: str) -> None:
+        """R0.2/illegal, R0.2/job-states: also for an UPDATE by the owner of the tables."""
         job = in_state(sql, old)
         finished = {"completed", "failed", "canceled"}
         for new in STATES:
@@ -357,7 +355,7 @@ class TestStateMachine:
                 assert (refusal.details["from"], refusal.details["to"]) == (old, new)
         assert sql.status(job) == old
 
-    def test_a_state_that_is_none_is_refused(self, sql: Contract) -> None:
+    def test_an_unknown_state_is_refused(self, sql: Contract) -> None:
         job = sql.start()
         with sql.refused("23514"):
             sql.execute("update penstock.jobs set status = 'sleeping' where id = %s", job)
@@ -367,7 +365,7 @@ class TestStateMachine:
                 "select tenant_id, 'x', 'sleeping', 'x', now() from penstock.jobs"
             )
 
-    def test_an_end_has_a_time_and_only_an_end(self, sql: Contract) -> None:
+    def test_only_ended_jobs_have_a_finish_time(self, sql: Contract) -> None:
         job = sql.start()
         with sql.refused("23514"):
             sql.execute("update penstock.jobs set status = 'canceled' where id = %s", job)
@@ -408,7 +406,7 @@ class TestStateMachine:
         sql.check()
 
     @pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "retry", "job"])
-    def test_a_job_that_never_was(self, sql: Contract, verb: str) -> None:
+    def test_an_unknown_job_is_refused(self, sql: Contract, verb: str) -> None:
         with sql.refused(404, "unknown_job"):
             getattr(sql, verb)(uuid.uuid4())
         with sql.refused(404, "unknown_job"):
@@ -455,7 +453,7 @@ class TestPause:
         assert sql.drain() == 2
 
     def test_moving_its_tasks_does_not_read_all_lanes(self, sql: Contract) -> None:
-        """There may be thousands: one of each kind, and of each tenant with limits of its own."""
+        """Thousands of lanes: one per kind, and one per tenant with its own limits."""
         for n in range(300):
             sql.value("define_kind", name=f"k{n}")
         sql.start([{"kind": "k7"}, {"kind": "k8"}])
@@ -467,8 +465,8 @@ class TestPause:
         assert sql.one(query) - before < 100
         assert {task["waiting_for"] for task in sql.tasks(job)} == {"paused"}
 
-    def test_others_go_on(self, sql: Contract) -> None:
-        """A claim does not stop at work it may not take: another tenant's, and this one's once upkeep was there."""
+    def test_a_paused_job_does_not_stop_other_jobs(self, sql: Contract) -> None:
+        """A claim skips tasks of the paused job and takes those of other jobs."""
         paused, mine = sql.start(3000), sql.start(3)
         other = Contract(sql.connection, sql.value("create_tenant", name="other")).start(3)
         sql.pause(paused)
@@ -536,7 +534,7 @@ class TestPause:
         sql.resume(job)
         assert sql.drain() == 3
 
-    def test_again_and_again(self, sql: Contract) -> None:
+    def test_pause_and_resume_can_be_repeated(self, sql: Contract) -> None:
         job = sql.start(50)
         for turn in range(10):
             sql.pause(job)
@@ -552,8 +550,8 @@ class TestPause:
         assert sql.status(job) == "completed"
         sql.check()
 
-    def test_a_large_job_stops_at_once_and_comes_back_whole(self, sql: Contract) -> None:
-        """Immediate whatever the job's size: the first bite at once, the rest by upkeep."""
+    def test_a_large_job_pauses_at_once_and_resumes_completely(self, sql: Contract) -> None:
+        """Immediate at every size: the call moves a first batch of tasks, upkeep the rest."""
         job = sql.start(12_000)
         sql.pause(job)
         assert sql.claim(10) == []
@@ -567,7 +565,7 @@ class TestPause:
 
 
 class TestCancel:
-    def test_ends_everything(self, sql: Contract) -> None:
+    def test_cancel_ends_all_tasks(self, sql: Contract) -> None:
         job = sql.start(graph(a="", b="a", c="", d=""))
         done, running = sql.claim(2)
         sql.complete(done)
@@ -587,7 +585,7 @@ class TestCancel:
         assert sql.one("select count(*) from penstock.parked") == 0
         sql.check()
 
-    def test_says_who_when_nobody_says_why(self, sql: Contract) -> None:
+    def test_the_reason_names_the_actor_by_default(self, sql: Contract) -> None:
         job = sql.start()
         sql.cancel(job)
         assert sql.job(job)["status_reason"] == "canceled by service:postgres"
@@ -614,7 +612,7 @@ class TestCancel:
         assert sql.one("select count(*) from penstock.results") == 0
         sql.check()
 
-    def test_of_a_large_job_is_immediate(self, sql: Contract) -> None:
+    def test_canceling_a_large_job_is_immediate(self, sql: Contract) -> None:
         job, mine = sql.start(5000), sql.start(1)
         other = Contract(sql.connection, sql.value("create_tenant", name="other")).start(1)
         sql.cancel(job)
@@ -662,18 +660,18 @@ class TestAudit:
             )
             assert line["at"] == clock.now()
 
-    def test_the_service_may_say_for_whom_it_acts(self, sql: Contract) -> None:
+    def test_the_service_may_name_another_actor(self, sql: Contract) -> None:
         job = sql.start()
         sql.execute("select set_config('penstock.actor', 'cli:anna', true)")
         sql.cancel(job)
         assert [line["actor"] for line in sql.audit(job)] == ["service:postgres", "cli:anna"]
 
-    def test_also_a_direct_update_leaves_one(self, sql: Contract) -> None:
+    def test_a_direct_update_leaves_a_line(self, sql: Contract) -> None:
         job = sql.start()
         sql.execute("update penstock.jobs set status = 'paused' where id = %s", job)
         assert sql.audit(job)[-1]["action"] == "job.paused"
 
-    def test_what_changes_nothing_leaves_none(self, sql: Contract) -> None:
+    def test_a_call_without_a_change_leaves_no_line(self, sql: Contract) -> None:
         job = sql.start(2)
         before = len(sql.audit(job))
         sql.resume(job)
@@ -764,7 +762,7 @@ class TestProgress:
         with sql.refused(422, "unknown_phase", field="tasks.phase"):
             sql.start([{"kind": "work", "phase": "nope"}], type="document")
 
-    def test_a_later_declaration_does_not_touch_what_runs(self, sql: Contract) -> None:
+    def test_a_later_declaration_does_not_change_running_jobs(self, sql: Contract) -> None:
         sql.value("define_job_type", name="document", phases=Jsonb([{"name": "a", "weight": 1}]))
         job = sql.start([{"kind": "work", "phase": "a"}], type="document")
         sql.value("define_job_type", name="document", phases=Jsonb([{"name": "b", "weight": 1}]))
@@ -772,7 +770,7 @@ class TestProgress:
         assert sql.drain() == 2
         assert sql.status(job) == "completed"
 
-    def test_a_running_tasks_own_part_counts(self, sql: Contract) -> None:
+    def test_the_progress_of_a_running_task_counts(self, sql: Contract) -> None:
         job = sql.start(2)
         task = sql.claim_one()
         sql.report(task, 0.5, "half of the first")
@@ -780,7 +778,7 @@ class TestProgress:
         assert (progress["percent"], progress["message"], progress["running"]) == (25, "half of the first", 1)
         assert progress["done"] == 0
 
-    def test_never_says_100_before_the_end(self, sql: Contract) -> None:
+    def test_progress_stays_below_100_before_the_end(self, sql: Contract) -> None:
         job = sql.start(1000)
         tasks = sql.claim(1000)
         sql.complete_all(tasks[:999])
@@ -847,7 +845,7 @@ class TestProgress:
             assert sql.progress(job)["done"] == sql.progress(job)["total"]
 
     def test_never_updates_the_job_per_task(self, sessions: Sessions) -> None:
-        """R1.5/no-hot-row: never a hot row: a job is written when it starts and when it ends, a phase once per batch."""
+        """R1.5/no-hot-row: a job is written at its start and end, a phase once per batch."""
         sql = sessions.open()
         job = sql.start(500)
         query = "select xmin::text from penstock.jobs where id = %s"
@@ -889,12 +887,12 @@ class TestDefinitions:
         ],
         ids=repr,
     )
-    def test_phases_that_make_no_sense_are_refused(self, sql: Contract, phases: Any) -> None:
+    def test_invalid_phases_are_refused(self, sql: Contract, phases: Any) -> None:
         with sql.refused(422, "invalid_phases"):
             sql.value("define_job_type", name="document", phases=Jsonb(phases))
 
     @pytest.mark.parametrize("name", ["", "9lives", "a b", "x" * 101, None, "ä"])
-    def test_names_that_make_no_sense_are_refused(self, sql: Contract, name: str | None) -> None:
+    def test_invalid_names_are_refused(self, sql: Contract, name: str | None) -> None:
         with sql.refused(422, "invalid_job_type"):
             sql.value("define_job_type", name=name)
         with sql.refused(422, "invalid_kind"):
@@ -913,7 +911,7 @@ class TestDefinitions:
         ],
         ids=repr,
     )
-    def test_kinds_that_make_no_sense_are_refused(self, sql: Contract, options: Any) -> None:
+    def test_invalid_kinds_are_refused(self, sql: Contract, options: Any) -> None:
         with sql.refused(422, "invalid_kind"):
             sql.value("define_kind", name="work", options=Jsonb(options))
 
@@ -929,7 +927,7 @@ class TestDefinitions:
         )
         assert [row["category"] for row in found] == ["reports", "general"]
 
-    def test_saying_the_same_again_writes_nothing(self, sql: Contract) -> None:
+    def test_repeating_a_definition_writes_nothing(self, sql: Contract) -> None:
         kinds = Jsonb([{"name": "x", "max_attempts": 5}, {"name": "y"}])
         sql.value("define_kinds", kinds=kinds)
         before = sql.execute("select name, ctid from penstock.kinds order by name")
@@ -957,7 +955,7 @@ class TestDefinitions:
         with sql.refused(422, "invalid_setting"):
             sql.value("set_setting", name=name, value=Jsonb(value))
 
-    def test_a_setting_that_never_was_is_refused(self, sql: Contract) -> None:
+    def test_an_unknown_setting_is_refused(self, sql: Contract) -> None:
         with sql.refused(404, "unknown_setting"):
             sql.value("set_setting", name="volume", value=Jsonb(11))
 

@@ -1,4 +1,4 @@
-"""Leases: claim, beat, progress, complete, fail, reschedule, reclaim, and the fence around them."""
+"""Leases: claim, heartbeat, progress, complete, fail, reschedule, reclaim, and fencing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kind(sql: Contract, name: str = "work", **options: Any) -> None:
 
 
 class TestClaim:
-    def test_returns_what_a_worker_needs(self, sql: Contract, clock: Clock) -> None:
+    def test_a_claim_returns_the_columns_of_the_contract(self, sql: Contract, clock: Clock) -> None:
         """R1.2/functions: the columns of the contract."""
         kind(sql, timeout_seconds=60, max_attempts=4)
         job = sql.start([{"kind": "work", "key": "k", "input": {"row": 7}}])
@@ -66,7 +66,7 @@ class TestClaim:
             "provider": None,
         }
 
-    def test_a_task_of_its_own_limits_has_those(self, sql: Contract) -> None:
+    def test_limits_of_a_task_override_those_of_its_kind(self, sql: Contract) -> None:
         sql.start([{"kind": "work", "max_attempts": 9, "timeout_seconds": 2.5}])
         task = sql.claim_one()
         assert (task["max_attempts"], task["timeout_seconds"]) == (9, 2.5)
@@ -130,16 +130,16 @@ class TestClaim:
             with pytest.raises(psycopg.errors.InsufficientPrivilege), sql.connection.transaction():
                 sql.value(call, job_id=job)
 
-    def test_lasts_as_long_as_the_setting_says(self, sql: Contract, clock: Clock) -> None:
+    def test_a_lease_lasts_as_long_as_the_setting(self, sql: Contract, clock: Clock) -> None:
         sql.value("set_setting", name="lease_seconds", value=Jsonb(77))
         sql.start()
         assert sql.claim_one()["lease_expires_at"] == clock.now() + timedelta(seconds=77)
 
-    def test_takes_at_most_what_is_asked_for(self, sql: Contract) -> None:
+    def test_a_claim_returns_at_most_max_tasks(self, sql: Contract) -> None:
         sql.start(5)
         assert [len(sql.claim(3)) for _ in range(3)] == [3, 2, 0]
 
-    def test_takes_only_the_kinds_asked_for(self, sql: Contract) -> None:
+    def test_a_claim_returns_only_the_given_kinds(self, sql: Contract) -> None:
         """R1.7/by-kind: claim by kind."""
         sql.start(["work", "other", "work"])
         assert [task["kind"] for task in sql.claim(9, kinds=["other"])] == ["other"]
@@ -147,7 +147,7 @@ class TestClaim:
         assert sql.claim(9, kinds=[]) == []
         assert [task["kind"] for task in sql.claim(9, kinds=["work", "other"])] == ["work", "work"]
 
-    def test_comes_in_the_order_of_the_list(self, sql: Contract) -> None:
+    def test_tasks_are_claimed_in_the_order_of_their_list(self, sql: Contract) -> None:
         sql.start([{"kind": "work", "key": str(n)} for n in range(10)])
         assert [task["key"] for task in sql.claim(4) + sql.claim(9)] == [str(n) for n in range(10)]
 
@@ -181,13 +181,15 @@ class TestClaim:
             ({"seconds": 86_401}, "p_lease_seconds"),
         ],
     )
-    def test_refuses_what_makes_no_sense(self, sql: Contract, arguments: dict[str, Any], field: str) -> None:
+    def test_invalid_arguments_of_a_claim_are_refused(
+        self, sql: Contract, arguments: dict[str, Any], field: str
+    ) -> None:
         sql.start()
         with sql.refused(422, field=field):
             sql.claim(**arguments)
 
-    def test_numbers_only_grow(self, sql: Contract, clock: Clock) -> None:
-        """R1.2/lease-grows: each claim of a task has a greater number than all before it, whatever ended the one before."""
+    def test_lease_numbers_only_grow(self, sql: Contract, clock: Clock) -> None:
+        """R1.2/lease-grows: each claim of a task has a greater number than all before it."""
         sql.start(5)
         numbers: dict[int, list[int]] = {}
         for turn in range(8):
@@ -213,7 +215,7 @@ class TestClaim:
 
 
 class TestFence:
-    """R1.2/fence, S26: a late worker gets a clear refusal and changes nothing."""
+    """R1.2/fence, S26: a report with an old lease is rejected and changes nothing."""
 
     def refuse(self, sql: Contract, write: Any, task: Any, worker: str, code: str) -> None:
         before = sql.snapshot()
@@ -242,14 +244,14 @@ class TestFence:
         assert sql.complete(task)
 
     @each_write
-    def test_a_number_that_was_never_given_is_refused(self, sql: Contract, write: Any) -> None:
+    def test_an_unknown_lease_is_refused(self, sql: Contract, write: Any) -> None:
         sql.start()
         task = sql.claim_one()
         self.refuse(sql, write, {**task, "lease": task["lease"] + 1}, "w1", "lease_lost")
         self.refuse(sql, write, {**task, "lease": 0}, "w1", "lease_lost")
 
     @each_write
-    def test_a_task_that_never_was_is_refused(self, sql: Contract, write: Any) -> None:
+    def test_an_unknown_task_is_refused(self, sql: Contract, write: Any) -> None:
         task = {"id": 10**15, "lease": 1, "job_id": sql.start()}
         self.refuse(sql, write, task, "w1", "lease_lost")
 
@@ -297,17 +299,17 @@ class TestFence:
 
 
 class TestWithoutNumber:
-    """R1.2/without-lease: older clients give no lease: then it must be the worker that holds the live one."""
+    """R1.2/without-lease: older clients send no lease; then the worker must hold the live one."""
 
     @pytest.mark.parametrize("call", ["heartbeat_task", "complete_task", "fail_task", "reschedule_task"])
-    def test_the_holder_may(self, sql: Contract, call: str) -> None:
+    def test_the_worker_of_the_live_lease_may_report(self, sql: Contract, call: str) -> None:
         sql.start()
         task = sql.claim_one()
         more = {"error": "x"} if call == "fail_task" else {}
         assert sql.value(call, task_id=task["id"], worker_id="w1", **more) is True
 
     @pytest.mark.parametrize("call", ["heartbeat_task", "complete_task", "fail_task", "reschedule_task"])
-    def test_another_worker_may_not(self, sql: Contract, clock: Clock, call: str) -> None:
+    def test_another_worker_may_not_report(self, sql: Contract, clock: Clock, call: str) -> None:
         sql.start()
         sql.claim_one("w1")
         clock.advance(seconds=31)
@@ -319,7 +321,7 @@ class TestWithoutNumber:
             sql.value(call, task_id=task["id"], worker_id="w1", **more)
         assert sql.snapshot() == before
 
-    def test_progress_too(self, sql: Contract) -> None:
+    def test_progress_needs_no_lease_number_either(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.value("report_progress", task_id=task["id"], worker_id="w1", fraction=0.5)
@@ -339,7 +341,7 @@ class TestWithoutNumber:
 
 
 def test_tasks_of_dead_workers_return_with_jitter(sql: Contract, clock: Clock) -> None:
-    """R3.1/configuration: the setting; 0, the default, is at once."""
+    """R3.1/configuration: with the default 0, at once."""
     clock.freeze()
     sql.value("set_setting", name="reclaim_jitter_seconds", value=Jsonb(60))
     sql.start(20)
@@ -375,7 +377,7 @@ class TestHeartbeat:
         clock.advance(seconds=2)
         assert sql.reclaim() == 1
 
-    def test_never_shortens_it(self, sql: Contract, clock: Clock) -> None:
+    def test_a_heartbeat_never_shortens_a_lease(self, sql: Contract, clock: Clock) -> None:
         """A worker that claimed for an hour and sends heartbeats without seconds keeps its hour."""
         sql.start()
         task = sql.claim_one(seconds=3600)
@@ -383,8 +385,10 @@ class TestHeartbeat:
         clock.advance(minutes=30)
         assert sql.reclaim() == 0
 
-    def test_takes_many_at_once_and_names_those_that_are_gone(self, sql: Contract, clock: Clock) -> None:
-        """R1.2/batch: the batch form; one statement per beat for all of a worker's leases."""
+    def test_one_heartbeat_extends_many_leases_and_returns_the_lost_ones(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        """R1.2/batch: one statement per heartbeat for all leases of a worker."""
         kept, lost, ended = sql.start(), sql.start(), sql.start()
         canceled = sql.start()
         tasks = {task["job_id"]: task for task in sql.claim(4)}
@@ -403,7 +407,7 @@ class TestHeartbeat:
         assert expires == clock.now() + timedelta(seconds=600)
 
     def test_an_old_lease_extends_nothing(self, sql: Contract, clock: Clock) -> None:
-        """R1.2/fence: also not the same worker's newer lease of the task."""
+        """R1.2/fence: nor the newer lease that the same worker has of the task."""
         sql.start()
         old = sql.claim_one()
         clock.advance(seconds=31)
@@ -415,22 +419,22 @@ class TestHeartbeat:
         assert (gone["id"], gone["lease"], gone["code"]) == (new["id"], old["lease"], "lease_lost")
         assert sql.snapshot() == before
 
-    def test_an_empty_beat_is_no_error(self, sql: Contract) -> None:
+    def test_a_heartbeat_without_leases_is_no_error(self, sql: Contract) -> None:
         assert sql.rows("heartbeat_tasks", worker_id="w1", leases=Jsonb([])) == []
 
     @pytest.mark.parametrize("leases", [{}, "x", 5, ["x"], [{"id": "x"}], None])
-    def test_nonsense_is_refused(self, sql: Contract, leases: Any) -> None:
+    def test_invalid_leases_of_a_heartbeat_are_refused(self, sql: Contract, leases: Any) -> None:
         with sql.refused(422, "invalid_batch"):
             sql.rows("heartbeat_tasks", worker_id="w1", leases=Jsonb(leases))
 
     @pytest.mark.parametrize("seconds", [0, -5, 86_401])
-    def test_a_length_that_makes_no_sense_is_refused(self, sql: Contract, seconds: int) -> None:
+    def test_an_invalid_length_is_refused(self, sql: Contract, seconds: int) -> None:
         with sql.refused(422, "invalid_lease", field="p_lease_seconds"):
             sql.rows("heartbeat_tasks", worker_id="w1", leases=Jsonb([]), lease_seconds=seconds)
 
 
 class TestProgress:
-    def test_is_kept_with_the_lease(self, sql: Contract) -> None:
+    def test_progress_is_stored_with_the_lease(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.report(task, 0.25, "reading")
@@ -441,7 +445,7 @@ class TestProgress:
         row = sql.task(task)
         assert (row["fraction"], row["message"]) == (0.5, "writing")
 
-    def test_is_cut_to_what_makes_sense(self, sql: Contract) -> None:
+    def test_progress_is_cut_to_its_bounds(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.report(task, -3)
@@ -483,7 +487,7 @@ class TestComplete:
         assert sql.task(task)["output"] == output
 
     def test_said_again_is_accepted_again(self, sql: Contract) -> None:
-        """The commit's answer was lost: the worker says it again and is not punished."""
+        """The response to the commit was lost: the worker repeats its report, which is accepted."""
         job = sql.start(2)
         task = sql.claim_one()
         assert sql.complete(task, {"n": 1})
@@ -493,14 +497,14 @@ class TestComplete:
         assert sql.snapshot() == before
         assert sql.progress(job)["succeeded"] == 1
 
-    def test_said_again_after_all_is_over_is_accepted_again(self, sql: Contract) -> None:
+    def test_a_completion_repeated_after_the_end_of_the_job_is_accepted(self, sql: Contract) -> None:
         job = sql.start()
         task = sql.claim_one()
         sql.complete(task)
         assert sql.status(job) == "completed"
         assert sql.complete(task)
 
-    def test_said_again_by_another_is_refused(self, sql: Contract) -> None:
+    def test_a_completion_repeated_by_another_worker_is_refused(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.complete(task)
@@ -510,7 +514,7 @@ class TestComplete:
             sql.complete({**task, "lease": task["lease"] + 1})
 
     def test_a_batch_may_be_partly_refused(self, sql: Contract, clock: Clock) -> None:
-        """R1.2/batch: the batch form ends what it may and names the rest, with a reason for each."""
+        """R1.2/batch: a batch completes the valid tasks and returns the others with a reason each."""
         sql.value("set_setting", name="max_output_bytes", value=Jsonb(100))
         lost, canceled, large = sql.start(), sql.start(), sql.start()
         done = sql.start(3)
@@ -587,7 +591,7 @@ class TestComplete:
             sql.rows("complete_tasks", worker_id="w1", **arguments)
 
     def test_too_large_an_output_is_refused_and_the_task_goes_on(self, sql: Contract) -> None:
-        """R1.4/no-blobs: no blobs in the database. The worker still holds the task and can say why it failed."""
+        """R1.4/no-blobs: no blobs in the database. The worker keeps its lease and can report the failure."""
         sql.start()
         task = sql.claim_one()
         before = sql.snapshot()
@@ -599,8 +603,8 @@ class TestComplete:
     @pytest.mark.parametrize(
         "output", ["[" * 5000 + "]" * 5000, '{"n": 1e100000}', "[-1e400]"], ids=["deep", "huge", "negative"]
     )
-    def test_an_output_that_readers_choke_on_is_refused(self, sql: Contract, output: str) -> None:
-        """The tasks that come after would be handed a document their worker cannot read."""
+    def test_an_output_that_clients_cannot_parse_is_refused(self, sql: Contract, output: str) -> None:
+        """Workers of dependent tasks could not parse their input."""
         sql.start(graph(a="", b="a"))
         task = sql.claim_one()
         with sql.refused(413, "too_large", field="p_output"):
@@ -618,7 +622,7 @@ class TestComplete:
 
 
 class TestFail:
-    def test_leads_to_another_attempt(self, sql: Contract) -> None:
+    def test_a_failure_leads_to_another_attempt(self, sql: Contract) -> None:
         """R0.2/retry-fields: attempt, retry_count, last_retry_at, error_code and message."""
         job = sql.start()
         for attempt in (1, 2, 3):
@@ -666,7 +670,7 @@ class TestFail:
         assert sql.kill(task)
         assert sql.progress(job)["failed"] == 1
 
-    def test_what_failed_cannot_succeed_with_the_same_lease(self, sql: Contract) -> None:
+    def test_a_failed_attempt_cannot_complete_with_its_lease(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.fail(task)
@@ -703,7 +707,7 @@ class TestFail:
             clock.advance(seconds=31)
             sql.upkeep()
 
-    def test_waits_as_long_as_the_provider_says(self, sql: Contract, clock: Clock) -> None:
+    def test_a_retry_waits_for_the_providers_retry_after(self, sql: Contract, clock: Clock) -> None:
         """R0.3/retry-after: Retry-After is honoured, also where it is longer than the cap."""
         kind(sql, "work", backoff_seconds=2, backoff_cap_seconds=10)
         sql.start()
@@ -716,7 +720,7 @@ class TestFail:
         assert sql.upkeep()["promoted"] == 1
         assert sql.claim_one()["id"] == task["id"]
 
-    def test_the_backoff_may_be_longer_than_what_the_provider_says(self, sql: Contract) -> None:
+    def test_the_backoff_may_be_longer_than_retry_after(self, sql: Contract) -> None:
         kind(sql, "work", backoff_seconds=1_000_000, backoff_cap_seconds=1_000_000)
         sql.start()
         task = sql.claim_one()
@@ -725,7 +729,7 @@ class TestFail:
         assert delay > 0.001
 
     def test_ends_at_the_cap_of_attempts(self, sql: Contract) -> None:
-        """R0.3/count-cap: capped in count; a task's own cap wins over its kind's."""
+        """R0.3/count-cap: limited in number; the limit of a task overrides that of its kind."""
         kind(sql, "work", max_attempts=2, backoff_seconds=0)
         sql.start([{"kind": "work", "key": "two"}, {"kind": "work", "key": "one", "max_attempts": 1}])
         for task in sql.claim(2):
@@ -737,7 +741,7 @@ class TestFail:
         assert letters == [{"reason": "attempts", "attempts": 1}, {"reason": "attempts", "attempts": 2}]
 
     def test_ends_at_the_cap_of_total_time(self, sql: Contract, clock: Clock) -> None:
-        """R0.3/time-cap: capped in total time, counted from the start of the first attempt."""
+        """R0.3/time-cap: limited in total time from the start of the first attempt."""
         kind(sql, "work", max_attempts=100, backoff_seconds=0, retry_seconds=60)
         sql.start()
         task = sql.claim_one()
@@ -769,7 +773,7 @@ class TestFail:
         sql.fail(task)
         assert sql.where(task) == ["ready"], "its second life has its own 60 seconds"
 
-    def test_permanent_means_at_once(self, sql: Contract) -> None:
+    def test_a_permanent_failure_ends_the_task_at_once(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.fail(task, "no such file", permanent=True, error_code="not_found")
@@ -799,7 +803,7 @@ class TestFail:
         assert sql.task(three)["error_message"] == "3"
         sql.check()
 
-    def test_an_error_without_words_has_a_code_all_the_same(self, sql: Contract) -> None:
+    def test_an_error_without_a_message_has_a_code(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         assert sql.value("fail_task", task_id=task["id"], worker_id="w1", error=None, lease=task["lease"])
@@ -837,7 +841,7 @@ class TestFail:
         sql.check()
 
     def test_a_huge_error_is_cut(self, sql: Contract) -> None:
-        """On the way back things are cut and flagged; the attempt is recorded in any case."""
+        """Reports are cut and flagged; the attempt is recorded in any case."""
         sql.start()
         task = sql.claim_one()
         sql.fail(
@@ -848,7 +852,7 @@ class TestFail:
         assert len(row["error_message"]) == 10_000
         assert row["error_details"]["dropped"] == "too_large"
 
-    def test_details_that_readers_choke_on_are_dropped(self, sql: Contract) -> None:
+    def test_details_that_clients_cannot_parse_are_dropped(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.execute(
@@ -876,7 +880,7 @@ class TestReschedule:
         sql.complete(sql.claim_one())
         assert sql.status(job) == "completed"
 
-    def test_says_why(self, sql: Contract) -> None:
+    def test_a_reschedule_keeps_its_reason(self, sql: Contract) -> None:
         sql.start()
         task = sql.claim_one()
         sql.value(
@@ -890,8 +894,8 @@ class TestReschedule:
         assert (row["status"], row["waiting_for"]) == ("queued", "provider is slow")
         assert row["waiting_until"] is not None
 
-    def test_its_words_are_only_words(self, sql: Contract) -> None:
-        """A reason that reads like one of ours does not make the engine take it for one."""
+    def test_a_reason_has_no_effect_on_the_engine(self, sql: Contract) -> None:
+        """A reason that reads like one of the engine's is only a text."""
         job = sql.start(2)
         task = sql.claim_one()
         sql.value(
@@ -917,14 +921,14 @@ class TestReschedule:
         assert [task["id"] for task in sql.claim(3)] == [one["id"], three["id"]]
 
     @pytest.mark.parametrize("delay", [-1, 86400 * 367, float("nan"), float("inf")])
-    def test_a_delay_that_makes_no_sense_is_refused(self, sql: Contract, delay: float) -> None:
+    def test_an_invalid_delay_is_refused(self, sql: Contract, delay: float) -> None:
         sql.start()
         task = sql.claim_one()
         with sql.refused(422, "invalid_delay", field="p_delay_seconds"):
             sql.reschedule(task, delay)
         assert sql.where(task) == ["leases"]
 
-    def test_what_is_handed_back_comes_first(self, sql: Contract) -> None:
+    def test_a_task_handed_back_is_claimed_first(self, sql: Contract) -> None:
         sql.start(5)
         one, two = sql.claim(2)
         sql.reschedule(one)
@@ -933,8 +937,8 @@ class TestReschedule:
 
 
 class TestReclaim:
-    def test_what_is_taken_back_waits_for_nothing_else(self, sql: Contract, clock: Clock) -> None:
-        """All else of upkeep may take a while, or have to wait: tasks of dead workers are committed before it."""
+    def test_reclaimed_tasks_are_committed_before_other_upkeep(self, sql: Contract, clock: Clock) -> None:
+        """Other parts of upkeep may take long or wait: tasks of dead workers are committed before them."""
         clock.freeze()
         sql.start(2)
         stale, failed = sql.claim(2, seconds=20)
@@ -980,7 +984,7 @@ class TestReclaim:
         sql.check()
 
     def test_deaths_and_failures_are_counted_apart(self, sql: Contract, clock: Clock) -> None:
-        """A task may fail twice and lose its worker twice: neither cap is reached."""
+        """A task may fail twice and lose its worker twice without reaching either limit."""
         job = sql.start()
         for step in ("fail", "die", "fail", "die"):
             task = sql.claim_one()
@@ -992,7 +996,7 @@ class TestReclaim:
         sql.complete(sql.claim_one())
         assert sql.status(job) == "completed"
 
-    def test_takes_back_a_large_number_in_bites(self, sql: Contract, clock: Clock) -> None:
+    def test_many_expired_leases_are_reclaimed_in_batches(self, sql: Contract, clock: Clock) -> None:
         sql.start(1500)
         sql.claim(1500)
         clock.advance(seconds=31)
@@ -1006,7 +1010,7 @@ class TestReclaim:
         assert sql.reclaim() == 0
         assert len(sql.claim(2000)) == 1500
 
-    def test_a_dead_letters_descendants_go_with_it(self, sql: Contract, clock: Clock) -> None:
+    def test_descendants_of_a_dead_letter_are_canceled(self, sql: Contract, clock: Clock) -> None:
         sql.value("set_setting", name="max_deaths", value=Jsonb(1))
         job = sql.start(graph(a="", b="a", c="b"))
         sql.claim_one()
@@ -1015,7 +1019,7 @@ class TestReclaim:
         assert sql.states(job) == {"a": "failed", "b": "canceled", "c": "canceled"}
         assert sql.status(job) == "failed"
 
-    def test_the_next_look_is_told(self, sql: Contract, clock: Clock) -> None:
+    def test_upkeep_returns_when_to_call_it_again(self, sql: Contract, clock: Clock) -> None:
         sql.start(2)
         assert sql.upkeep()["next_seconds"] is None
         sql.claim_one(seconds=3)
@@ -1032,7 +1036,7 @@ class TestReclaim:
     def test_after_an_outage_workers_get_two_seconds_to_extend_their_leases(
         self, sql: Contract, clock: Clock
     ) -> None:
-        """R1.6/stale-leases: leases that expired while the database was away are not lost until their workers had a chance."""
+        """R1.6/stale-leases: leases that expired during an outage are reclaimed only after their workers could extend them."""
         sql.start(2)
         assert sql.reclaim() == 0
         before, during = sql.claim_one(seconds=1), sql.claim_one(seconds=100)
@@ -1052,7 +1056,7 @@ class TestReclaim:
         sql.execute("update penstock.upkeep_runs set away_until = clock_timestamp() - interval '2 seconds'")
         assert sql.reclaim() == 1
 
-    def test_an_empty_claim_requeues_what_has_expired_where_nothing_runs_upkeep(
+    def test_an_empty_claim_reclaims_expired_leases_if_nothing_runs_upkeep(
         self, sql: Contract, clock: Clock
     ) -> None:
         sql.start()
@@ -1061,7 +1065,7 @@ class TestReclaim:
         assert sql.claim(1) == [], "the first empty claim requeues"
         assert len(sql.claim(1)) == 1
 
-    def test_an_empty_claim_queues_a_retry_that_is_due_where_nothing_runs_upkeep(
+    def test_an_empty_claim_queues_due_retries_if_nothing_runs_upkeep(
         self, sql: Contract, clock: Clock
     ) -> None:
         sql.start()
@@ -1092,7 +1096,7 @@ class TestReclaim:
     def test_requeuing_expired_leases_does_not_delay_retries_that_are_due(
         self, sql: Contract, clock: Clock, caller: str
     ) -> None:
-        """Each call that only requeued expired leases is followed by one that does the rest."""
+        """A call that only reclaimed leases is followed by one that does the rest."""
         sql.start(2)
         sql.fail(sql.claim_one(), retry_after_seconds=1)
         sql.claim_one(seconds=1)

@@ -1,4 +1,4 @@
-"""Limits of providers: windows, concurrency, what providers answer, backpressure, routes, and why something waits."""
+"""Limits of providers: windows, concurrency, responses, backpressure, routes and explanations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def explain(sql: Contract, task: int) -> dict[str, Any]:
 
 
 class Window:
-    """What was admitted, and the most of it in any window."""
+    """Admitted amounts, and the largest in any window."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.most = seconds, 0.0
@@ -51,7 +51,7 @@ class Window:
 
 
 class TestWindows:
-    """R3.2/windows, R3.2/at-claim: in no window is more admitted than the limit, and hardly less."""
+    """R3.2/windows, R3.2/at-claim: no window exceeds the limit, and most of it is used."""
 
     def test_no_more_than_the_limit_is_claimed(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -90,7 +90,7 @@ class TestWindows:
         assert requests.most <= 60 and tokens.most <= 20_000
         assert admitted == 900 or max(admitted / (60 * 15), spent / (20_000 * 15)) >= 0.90
 
-    def test_an_hours_limit_holds_too(self, sql: Contract, clock: Clock) -> None:
+    def test_the_limit_of_an_hour_holds(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=10, requests_per_hour=25)
         sql.start(calls(60))
@@ -102,8 +102,8 @@ class TestWindows:
         clock.advance(seconds=3660 - 10 * 62)
         assert len(sql.claim(100)) == 10
 
-    def test_a_large_task_is_not_passed_by_small_ones(self, sql: Contract, clock: Clock) -> None:
-        """Otherwise it would never have its turn."""
+    def test_small_tasks_do_not_overtake_a_large_one_forever(self, sql: Contract, clock: Clock) -> None:
+        """Otherwise it would never run."""
         clock.freeze()
         provider(sql, tokens_per_minute=100)
         sql.start(
@@ -115,7 +115,7 @@ class TestWindows:
         clock.advance(seconds=62)
         assert [t["key"] for t in sql.claim(10)] == ["2"]
 
-    def test_the_actual_takes_the_estimates_place(self, sql: Contract, clock: Clock) -> None:
+    def test_actual_usage_replaces_the_estimate(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, tokens_per_minute=1000)
         sql.start(calls(4, units={"tokens": 500}))
@@ -143,13 +143,13 @@ class TestWindows:
         assert len(sql.claim(100)) == 5
         assert sql.claim(100) == []
 
-    def test_a_full_lane_costs_the_others_nothing(self, sql: Contract, clock: Clock) -> None:
+    def test_a_full_lane_does_not_delay_other_lanes(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=1)
         sql.start([*calls(50), *({"kind": "work"} for _ in range(50))])
         assert len(sql.claim(100)) == 51
 
-    def test_limits_change_at_once(self, sql: Contract, clock: Clock) -> None:
+    def test_changed_limits_apply_at_once(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=1)
         sql.start(calls(10))
@@ -171,7 +171,7 @@ class TestWindows:
         assert len(sql.claim(10)) == 3
 
     def test_a_tenants_own_limits_win(self, sql: Contract, clock: Clock) -> None:
-        """R0.5/tenant-wins: its own row, its own lane, its own windows; the others keep theirs."""
+        """R0.5/tenant-wins: a tenant's own limits have their own row, lane and windows."""
         clock.freeze()
         provider(sql, requests_per_minute=2)
         other = sql.value("create_tenant", name="other")
@@ -184,9 +184,9 @@ class TestWindows:
 
 
 class TestConcurrency:
-    """B3/limits, R3.2/concurrency, R3.2/slot-returns: the count is that of live leases; whatever dies, no place is lost."""
+    """B3/limits, R3.2/concurrency, R3.2/slot-returns: the count is that of live leases, so a death loses no slot."""
 
-    def test_places_come_back_with_every_way_an_attempt_ends(self, sql: Contract, clock: Clock) -> None:
+    def test_every_end_of_an_attempt_frees_its_slot(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, concurrency=2)
         job = sql.start(calls(20, max_attempts=1))
@@ -238,9 +238,9 @@ def release(sql: Contract, tokens: int = 1000, actual: int | None = None, **how:
 
 
 class TestCapacity:
-    """R3.2/capacity: the same limiter for code outside a claim, as older clients call it."""
+    """R3.2/capacity: the same limits for code outside of a claim, as older clients call it."""
 
-    def test_takes_and_gives_back(self, sql: Contract, clock: Clock) -> None:
+    def test_capacity_is_acquired_and_released(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=3, tokens_per_minute=5000, concurrency=2)
         assert acquire(sql) and acquire(sql)
@@ -255,7 +255,7 @@ class TestCapacity:
         clock.advance(seconds=62)
         assert acquire(sql)
 
-    def test_one_that_is_never_released_expires(self, sql: Contract, clock: Clock) -> None:
+    def test_unreleased_capacity_expires(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, concurrency=1)
         assert acquire(sql, ttl_seconds=10.0)
@@ -284,7 +284,7 @@ class TestCapacity:
         with sql.refused(422, "unknown_provider"):
             sql.value("acquire_api_capacity", provider_name="no", api_endpoint="such")
 
-    def test_a_disabled_one_gives_none(self, sql: Contract) -> None:
+    def test_a_disabled_provider_gives_no_capacity(self, sql: Contract) -> None:
         provider(sql, status="disabled")
         assert not acquire(sql)
 
@@ -294,7 +294,7 @@ def tell(sql: Contract, name: str = NAME, **signal: Any) -> None:
 
 
 class TestFeedback:
-    """R3.4/slows, R3.4/recovers, R3.2/violations: what a provider answers slows its lane for everybody, and it recovers by itself."""
+    """R3.4/slows, R3.4/recovers, R3.2/violations: a provider's response slows its lane for all tasks, and the lane recovers."""
 
     def test_retry_after_closes_the_lane_for_all(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -310,7 +310,7 @@ class TestFeedback:
         clock.advance(seconds=1)
         assert len(sql.claim(10)) == 9
 
-    def test_it_goes_slower_for_a_while(self, sql: Contract, clock: Clock) -> None:
+    def test_a_rejection_slows_the_lane_for_a_while(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=100)
         for _ in range(20):
@@ -322,7 +322,7 @@ class TestFeedback:
         clock.advance(seconds=130)
         assert len(sql.claim(300)) == 100, "and recovers"
 
-    def test_without_retry_after_it_backs_off(self, sql: Contract, clock: Clock) -> None:
+    def test_a_rejection_without_retry_after_backs_off(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql)
         sql.start(calls(1))
@@ -354,7 +354,7 @@ class TestFeedback:
         assert len(sql.claim(10)) == 1
 
     def test_only_answers_of_its_own_hosts_count(self, sql: Contract) -> None:
-        """B9/lanes, S72: a handler that calls a tenant's address closes nothing for others with its answer."""
+        """B9/lanes, S72: a response from a tenant's own address closes no shared lane."""
         provider(sql, hosts=["api.example.com"])
         provider(sql, "openai/gpt")
         sql.start([*calls(4), *calls(4, "openai/gpt")])
@@ -377,7 +377,7 @@ class TestFeedback:
                     if not is_own and not is_failed:
                         assert found["waiting_until"] is not None
 
-    def test_a_signal_without_a_host_is_the_handlers_own_word(self, sql: Contract) -> None:
+    def test_a_signal_without_a_host_is_trusted(self, sql: Contract) -> None:
         provider(sql, hosts=["api.example.com"])
         sql.start(calls(1))
         self.limited(sql, sql.claim_one(), {"status": 429})
@@ -401,7 +401,7 @@ class TestFeedback:
                   signal=Jsonb(signal))  # fmt: skip
 
     def test_a_lower_limit_and_others_use_count(self, sql: Contract, clock: Clock) -> None:
-        """Somebody else calls with the same key: the headers say so."""
+        """The headers show that another program uses the same key."""
         clock.freeze()
         provider(sql, requests_per_minute=100, tokens_per_minute=100_000)
         sql.start(calls(200, units={"tokens": 10}))
@@ -451,7 +451,7 @@ class TestCatalogue:
                     tenant,
                 )
 
-    def test_the_seeds_defaults_are_there(self, sql: Contract) -> None:
+    def test_default_providers_exist(self, sql: Contract) -> None:
         rows = sql.execute(
             "select name, requests_per_minute, tokens_per_minute, concurrency from penstock.endpoints order by name"
         )
@@ -531,7 +531,7 @@ class TestBadTasks:
 
 
 class TestBackpressure:
-    """R3.3/delay, R3.3/refuse: late past the threshold, refused past the depth limit."""
+    """R3.3/delay, R3.3/refuse: starts are delayed above the threshold and refused above the depth limit."""
 
     def test_delays_with_jitter_past_the_threshold(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -570,7 +570,7 @@ class TestBackpressure:
         assert refusal.details["waiting"] == 8
 
     def test_each_tenant_has_a_share_of_the_queue(self, sql: Contract) -> None:
-        """B9/shared, S74: one tenant cannot fill it for all, and the refusal tells nothing of others."""
+        """B9/shared, S74: one tenant cannot fill the queue for all, and the error reveals nothing of others."""
         provider(sql, depth_limit=10)
         ann, bob, eve = (
             Contract(sql.connection, sql.value("create_tenant", name=n)) for n in ("a", "b", "e")
@@ -591,7 +591,7 @@ class TestBackpressure:
 
 
 class TestWhy:
-    """Issue item 4: one function explains any task that is not running."""
+    """One function explains every task that does not run."""
 
     def test_tokens(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -672,7 +672,7 @@ class TestRoutes:
             "reason": "fastest: 2.00 s on average",
         }
 
-    def test_what_waits_in_a_lane_that_closes_goes_elsewhere(self, sql: Contract) -> None:
+    def test_tasks_of_a_closed_lane_move_to_another_provider(self, sql: Contract) -> None:
         self.chosen(sql, features=["video"])
         tell(sql, "b/two", status=429, exhausted=True)
         task = sql.claim_one()
@@ -697,7 +697,7 @@ class TestRoutes:
         with sql.refused(422, "invalid_route", field="tasks[0].route"):
             sql.start([{"kind": "work", "route": route}])
 
-    def test_nobody_can(self, sql: Contract) -> None:
+    def test_a_route_without_a_matching_provider_is_refused(self, sql: Contract) -> None:
         with sql.refused(422, "no_provider", field="tasks[0].route"):
             self.chosen(sql, features=["smell"])
         with sql.refused(422, "invalid_route"):

@@ -33,7 +33,7 @@ def test_the_order_is_numbered_without_gaps() -> None:
 
 @pytest.mark.parametrize("table", declared().ranks)
 def test_a_wait_for_any_table_of_the_order_is_judged_by_its_rank(table: str) -> None:
-    """A wait is allowed with all tables further up locked, and with none of those further down."""
+    """A session may wait for a table while it has locked earlier tables of the order, but no later one."""
     order = declared()
     above = {other for other, rank in order.ranks.items() if rank < order.ranks[table]}
     below = {other for other, rank in order.ranks.items() if rank > order.ranks[table]} - order.inserted
@@ -42,7 +42,7 @@ def test_a_wait_for_any_table_of_the_order_is_judged_by_its_rank(table: str) -> 
 
 
 def test_completions_wait_for_counts_before_accounts(sessions: Sessions) -> None:
-    """One completion has the job's counts; another, of a task with a quota, waits for them without its account."""
+    """One completion has locked the job's counts; another one waits for them before it locks its account."""
     one, two = sessions.open(), sessions.open()
     one.value("set_limit", tenant_id=one.tenant, meter="pages", amount=100)
     job = one.start([{"kind": "work", "units": {"pages": 1}}, {"kind": "other", "phase": "work"}])

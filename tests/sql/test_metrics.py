@@ -94,7 +94,7 @@ def test_lanes_of_the_same_names_are_summed(sql: Contract, clock: Clock) -> None
 
 
 def test_drain_is_measured(sql: Contract, clock: Clock) -> None:
-    """R1.8/metrics: the tasks that ended in the last minute, whatever runs now and however long it takes."""
+    """R1.8/metrics: the number of tasks that ended in the last minute."""
 
     def rates() -> dict[str, float]:
         return {row["kind"]: row["per_second"] for row in sql.rows("drain_rates")}

@@ -1,4 +1,4 @@
-"""The contract against a small model of it: any sequence of calls, on a clock that only the test turns."""
+"""The contract against a small model of it: any sequence of calls, on the test's clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Task:
 
 @dataclass
 class Job:
-    """What a job should be: the rules of the contract, in the words of the manual."""
+    """The expected job, by the rules of the documentation."""
 
     id: Any
     stops: bool

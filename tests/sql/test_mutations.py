@@ -1,4 +1,4 @@
-"""Whether the checks of test_access would notice: each right, policy and wall is taken away or widened in turn."""
+"""Whether the checks of test_access detect mutations: each right, policy and protection is removed or widened in turn."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ WALLED_TWICE = {"bulk_list", "bulk_row_list", "rate_comparison"}
 
 @contextmanager
 def changed(sql: Contract, statement: str) -> Iterator[None]:
-    """Inside it is so; afterwards as before."""
+    """Apply a statement inside the block, and undo it afterwards."""
     with sql.connection.transaction(force_rollback=True):
         sql.execute(statement)
         yield
 
 
 def is_noticed(sql: Contract, check: Callable[..., None], *what: Any) -> bool:
-    """Whether a check fails, in whatever way."""
+    """Whether a check fails, with any error."""
     try:
         with sql.connection.transaction(force_rollback=True):
             check(sql, *what)
@@ -57,10 +57,10 @@ def is_noticed(sql: Contract, check: Callable[..., None], *what: Any) -> bool:
 
 
 def check_catalogue(sql: Contract) -> None:
-    """What test_access finds in the catalogue alone."""
+    """The checks of test_access that only read the catalogue."""
     checks = test_access.TestCatalogue()
     checks.test_every_table_has_row_security(sql)
-    checks.test_every_view_asks_with_its_readers_rights(sql)
+    checks.test_every_view_checks_the_rights_of_its_reader(sql)
     checks.test_every_policy_has_a_role_and_a_condition(sql)
     checks.test_users_have_policies_where_they_have_grants_and_nowhere_else(sql)
 
@@ -78,7 +78,7 @@ def tables(sql: Contract) -> list[db.Row]:
     return [relation for relation in sql.execute(RELATIONS) if not relation["is_view"]]
 
 
-def test_when_nothing_is_changed_nothing_is_noticed(sql: Contract, world: World) -> None:
+def test_the_checks_pass_without_a_mutation(sql: Contract, world: World) -> None:
     assert not is_noticed(sql, check_catalogue)
     assert not is_noticed(sql, check_profiles, world)
     assert not is_noticed(sql, check_admins, world)
@@ -87,8 +87,8 @@ def test_when_nothing_is_changed_nothing_is_noticed(sql: Contract, world: World)
         assert not is_noticed(sql, check_members, world, relation)
 
 
-def test_a_policy_that_is_gone_is_noticed(sql: Contract, world: World) -> None:
-    """S20: in the catalogue, and by what its readers see."""
+def test_a_missing_policy_is_detected(sql: Contract, world: World) -> None:
+    """S20: by the catalogue, and by what its readers see."""
     policies = sql.execute(POLICIES)
     assert len(policies) > 70
     empty: list[str] = []
@@ -114,7 +114,7 @@ def test_a_policy_that_is_gone_is_noticed(sql: Contract, world: World) -> None:
     assert len(empty) < 41, empty
 
 
-def test_a_policy_that_lets_everybody_in_is_noticed(sql: Contract, world: World) -> None:
+def test_a_policy_open_to_everyone_is_detected(sql: Contract, world: World) -> None:
     """S20: the same when it is weakened."""
     weakened = 0
     for policy in sql.execute(POLICIES):
@@ -131,7 +131,7 @@ def test_a_policy_that_lets_everybody_in_is_noticed(sql: Contract, world: World)
     assert weakened > 25
 
 
-def test_row_security_that_is_off_is_noticed(sql: Contract, world: World) -> None:
+def test_disabled_row_security_is_detected(sql: Contract, world: World) -> None:
     """S11, S20"""
     seen = set(visible(sql)) - CATALOGUE
     for table in tables(sql):
@@ -142,7 +142,7 @@ def test_row_security_that_is_off_is_noticed(sql: Contract, world: World) -> Non
                 assert is_noticed(sql, check_members, world, name), name
 
 
-def test_a_view_with_its_owners_rights_is_noticed(sql: Contract, world: World) -> None:
+def test_a_view_with_owner_rights_is_detected(sql: Contract, world: World) -> None:
     """S16, S20"""
     unseen: set[str] = set()
     for name in (relation["name"] for relation in sql.execute(RELATIONS) if relation["is_view"]):
@@ -158,8 +158,8 @@ def toggle(privilege: str, thing: str, role: str, is_granted: bool) -> str:
     return f"{verb} {privilege} on {thing} {to} {role}"
 
 
-def test_every_right_on_a_table_counts(sql: Contract) -> None:
-    """S16, S20: each that was granted is taken away, and each that was not is granted: every cell says so."""
+def test_every_changed_right_on_a_table_is_detected(sql: Contract) -> None:
+    """S16, S20: each granted right is revoked and each other one granted: every cell detects it."""
     before = documented("Tables and views")
     for privilege in PRIVILEGES:
         statements = [
@@ -174,15 +174,15 @@ def test_every_right_on_a_table_counts(sql: Contract) -> None:
 
 
 @pytest.mark.slow
-def test_every_right_to_a_column_counts(sql: Contract) -> None:
-    """S20: a column that becomes one that users may write is named."""
+def test_every_changed_right_on_a_column_is_detected(sql: Contract) -> None:
+    """S20: a column that becomes writable for users is named."""
     for relation in tables(sql):
         name, columns = relation["name"], relation["columns"]
         with changed(sql, f"grant update ({', '.join(columns)}) on penstock.{name} to authenticated"):
             assert f"update ({', '.join(sorted(columns))})" in relation_cells(sql)[name][1]
 
 
-def test_every_right_to_call_counts(sql: Contract) -> None:
+def test_every_changed_right_on_a_function_is_detected(sql: Contract) -> None:
     """S15, S20"""
     before = documented_functions(sql)
     statements = [

@@ -1,4 +1,4 @@
-"""Names have no control characters, wherever they enter: a line break in one forges a line of a log."""
+"""Names have no control characters, in any call: a line break in one forges a line of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures in a row cause one alert; messages are queued with what causes them and delivered at least once."""
+"""Failures in a row cause one alert; messages commit with their cause and are delivered at least once."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_alert_without_a_target_goes_to_owners_and_admins_by_email(sql: Contr
     assert {row["channel"] for row in queued(sql)} == {"email"}
 
 
-def test_two_third_failures_at_once_cause_one_alert(sessions: Sessions) -> None:
+def test_two_concurrent_third_failures_cause_one_alert(sessions: Sessions) -> None:
     """R4.5/one-per-streak"""
     one, two = sessions.open(), sessions.open()
     target(one, "alert")

@@ -75,7 +75,7 @@ def in_flight(sql: Contract) -> tuple[db.Row, dict[str, Any]]:
 
 class TestWaiting:
     def test_hold_and_place_move_to_the_operation(self, sql: Contract) -> None:
-        """R0.2/waiting: in flight nothing is free, and the second run takes nothing again."""
+        """R0.2/waiting: an operation in flight keeps its hold and slot, and the second run reserves nothing."""
         task, operation = in_flight(sql)
         assert sql.task(task)["status"] == "waiting" and account(sql) == (0, 1)
         tell(sql, operation)
@@ -238,7 +238,9 @@ class TestLate:
     def test_unknown_operation_is_unmatched(self, sql: Contract) -> None:
         assert sql.value("tell_operation", provider="cc/jobs", external_id="nobody") == "unmatched"
 
-    def test_nobody_settles_for_an_hour(self, sql: Contract, clock: Clock) -> None:
+    def test_an_operation_that_nobody_settles_for_an_hour_times_out(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         in_flight(sql)
         clock.advance(seconds=MINUTES + 3601)
         sql.upkeep()

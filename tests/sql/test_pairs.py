@@ -1,6 +1,6 @@
-"""Every verb beside every other, in two sessions on one job: the first is said and not yet committed when the second comes.
+"""Each pair of verbs in two sessions on one job: the second starts before the first has committed.
 
-Whatever comes of it must be what comes of the two one after the other, in one order or the other.
+The outcome must be that of the two verbs one after the other, in either order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEASE_SECONDS = 30
 
 @dataclass(frozen=True)
 class Scene:
-    """A job of a task that was claimed, its child, and one that nobody has claimed."""
+    """A job with a claimed task, its child, and an unclaimed task."""
 
     kind: str
     job: uuid.UUID
@@ -112,7 +112,7 @@ def scene(sql: Contract, clock: Clock, what: str) -> Scene:
 
 
 def say(verb: str, sql: Contract, at: Scene) -> None:
-    """What is refused changes nothing; and it is refused by the verb, not by the guard behind it."""
+    """A refused verb changes nothing, and the verb refuses, not the state guard behind it."""
     try:
         VERBS[verb](sql, at)
     except psycopg.Error as error:
@@ -121,7 +121,7 @@ def say(verb: str, sql: Contract, at: Scene) -> None:
 
 
 def seen(sql: Contract, at: Scene) -> list[db.Row]:
-    """What people see of the job, and where its tasks are, once what was left to upkeep is done."""
+    """The visible state of the job, and the tables of its tasks, after upkeep."""
     sql.do_chores()
     return sql.execute(
         """select j.status as job, j.total, j.succeeded, j.failed, j.canceled, t.key, t.status, t.attempt, array(
@@ -139,7 +139,9 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 @pytest.mark.parametrize(
     "what", ["running", "late", "paused", "waiting", "outside", "timed out", "failed", "routed"]
 )
-def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
+def test_two_concurrent_verbs_end_like_some_order_of_them(
+    sessions: Sessions, clock: Clock, what: str
+) -> None:
     """R1.2/fence, R0.2/task-states: all pairs, the first committed or rolled back while the second is under way."""
     clock.freeze()
     one, two = sessions.open(), sessions.open()

@@ -1,4 +1,4 @@
-"""Every listed query pattern is served by its index; a claim costs the same however long the queue is.
+"""Every listed query uses its index; a claim costs the same at every queue length.
 
 Cost is counted in pages of the buffer cache, never in time.
 """
@@ -81,7 +81,7 @@ def own_database(server: Server) -> Generator[Database]:
 
 @contextmanager
 def without_indexes(sql: Contract) -> Generator[None]:
-    """Indexes that are built afterwards take a third of the time. Those of constraints stay."""
+    """Building indexes afterwards takes a third of the time. Indexes of constraints stay."""
     indexes = sql.execute("""
         select x.indexrelid::regclass::text as name, pg_get_indexdef(x.indexrelid) as definition
         from pg_index x join pg_class c on c.oid = x.indrelid
@@ -97,7 +97,7 @@ def without_indexes(sql: Contract) -> Generator[None]:
 
 
 def explain(sql: Contract, query: str, *params: Any, options: str = "") -> dict[str, Any]:
-    """The plan; nothing is left of what it did."""
+    """The plan of a statement, which is rolled back."""
     with sql.connection.transaction(force_rollback=True):
         return sql.one(f"explain (format json{options}) {query}", *params)[0]["Plan"]
 
@@ -109,7 +109,7 @@ def nodes(plan: dict[str, Any]) -> Generator[dict[str, Any]]:
 
 
 def pages(sql: Contract, query: str, *params: Any) -> int:
-    """How many pages a statement touches, with all that its functions do, once the session knows its way."""
+    """The number of pages that a statement touches, with its functions, in a session with warm caches."""
     counts: list[int] = []
     for _ in range(3):
         plan = explain(sql, query, *params, options=", analyze, buffers, timing off")
@@ -140,7 +140,7 @@ def scans(sql: Contract, query: str, *params: Any, avoid_tables: bool = False) -
 
 
 class Big:
-    """A filled database, and one of everything in it to ask for."""
+    """A filled database, and one id of everything in it."""
 
     def __init__(self, sql: Contract) -> None:
         self.sql = sql
@@ -246,7 +246,7 @@ class TestQueries:
 
     @each_pattern
     def test_has_it_under_row_security(self, big: Big, name: str) -> None:
-        """R0.8/row-security: the policies do not stand between a signed-in user's query and its index."""
+        """R0.8/row-security: queries of signed-in users use the index despite the policies."""
         if name in ("due parked", "a job by its key"):
             pytest.skip("not for users")
         with big.sql.connection.transaction(force_rollback=True):
@@ -258,7 +258,7 @@ class TestQueries:
 
 @pytest.mark.slow
 class TestCalls:
-    """What functions read, counted while they run: no table from its start, few pages."""
+    """Counts what functions read: no sequential scan, few pages."""
 
     def small(self, big: Big, most: int, query: str, *params: Any) -> dict[str, int]:
         found = scans(big.sql, query, *params)
@@ -291,23 +291,23 @@ class TestCalls:
         return found
 
     def test_due_schedules(self, big: Big) -> None:
-        """Of 100,000 that are not due, none is read."""
+        """None of 100,000 schedules that are not due is read."""
         assert self.small(big, 30, "select * from penstock.due_schedules()")["schedules_due"] == 1
 
     def test_upkeep(self, big: Big) -> None:
-        """Nor of 100,000 that are parked until later."""
+        """None of 100,000 tasks that are parked until later is read."""
         found = self.small(big, 300, "select * from penstock.upkeep()")
         assert found["parked_due"] >= 2 and found["schedules_due"] == 1
 
     def test_prune(self, big: Big) -> None:
-        """Nor of 100,000 jobs that have not ended long ago."""
+        """None of 100,000 jobs within the retention time is read."""
         query = "select penstock.prune(100)"
         found = scans(big.sql, query)
         assert found["jobs_finished"] >= 1 and "seq jobs" not in found
         assert pages(big.sql, query) < 150
 
     def test_my_tenants(self, big: Big) -> None:
-        """What every policy asks."""
+        """The function that every policy calls."""
         claims = json.dumps({"sub": str(big.user)})
         with big.sql.connection.transaction(force_rollback=True):
             big.sql.execute("select set_config('request.jwt.claims', %s, true)", claims)
@@ -347,8 +347,8 @@ class TestCalls:
             json.dumps({"tenant_id": str(big.tenant), "idempotency_key": "x"}),
         )
 
-    def test_without_jit_where_costs_are_made_up(self, big: Big) -> None:
-        """enable_seqscan = off makes a plan look dear; before 18 it would then be compiled, at every call."""
+    def test_functions_without_sequential_scans_turn_jit_off(self, big: Big) -> None:
+        """With enable_seqscan = off plans have high estimated costs, so versions before 18 would compile each call."""
         rows = big.sql.execute("""
             select proname, array_to_string(proconfig, ' ') as config from pg_proc
             where pronamespace = 'penstock'::regnamespace""")
@@ -459,20 +459,22 @@ def costs(server: Server) -> Generator[dict[str, Costs]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["old plans", "old statistics", "good statistics", "no statistics"])
 class TestClaim:
-    def test_costs_the_same_however_long_the_queue(self, costs: dict[str, Costs], when: str) -> None:
-        """R0.8/claim: a hundred times as much ready, and the ended kept: at most a half more pages."""
+    def test_a_claim_costs_the_same_at_every_queue_length(self, costs: dict[str, Costs], when: str) -> None:
+        """R0.8/claim: a hundred times as many ready tasks: at most half as many pages more."""
         few, many = costs["few"], costs[when]
         assert many.claim < 1.5 * few.claim, (few.claim, many.claim)
         # A few index pages and a row of each of six tables for each task.
         assert many.claim < 40 * BATCH
 
-    def test_so_does_a_completion(self, costs: dict[str, Costs], when: str) -> None:
+    def test_a_completion_costs_the_same_at_every_queue_length(
+        self, costs: dict[str, Costs], when: str
+    ) -> None:
         few, many = costs["few"], costs[when]
         assert many.complete < 1.5 * few.complete, (few.complete, many.complete)
         assert many.complete < 40 * BATCH
 
-    def test_both_go_by_their_indexes(self, costs: dict[str, Costs], when: str) -> None:
-        """R0.8/claim: whatever the statistics say, and also when there are none."""
+    def test_claim_and_completion_use_indexes(self, costs: dict[str, Costs], when: str) -> None:
+        """R0.8/claim: with good, stale and missing statistics."""
         seen = costs[when]
         assert seen.scans["ready_claim"] == 1
         assert sum(n for name, n in seen.scans.items() if name.startswith("jobs_")) <= BATCH + 10
@@ -483,8 +485,8 @@ class TestClaim:
 
 
 @pytest.mark.slow
-def test_many_small_jobs_that_end_at_once_cost_as_much_each(costs: dict[str, Costs]) -> None:
-    """R1.5/no-hot-row: twenty times as many in a batch cost twenty times as much, not four hundred."""
+def test_the_cost_of_ending_jobs_is_linear(costs: dict[str, Costs]) -> None:
+    """R1.5/no-hot-row: twenty times as many jobs in a batch cost twenty times as much, not four hundred times."""
     few, many = costs["5 small jobs"], costs["100 small jobs"]
     assert many.claim / 100 < 1.5 * few.claim / 5
     assert many.complete / 100 < 1.5 * few.complete / 5

@@ -1,4 +1,4 @@
-"""The policy of a kind: what its tasks may use and ask for, and who may start them."""
+"""The policy of a kind: the providers, bounds and starters of its tasks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestRawTasks:
         with acting(sql, ann), sql.refused(403, "raw_tasks"):
             me.add(job, [{"kind": "paid"}])
 
-    def test_neither_can_a_tenants_owner_or_key(self, sql: Contract, me: Contract, ann: Person) -> None:
+    def test_owners_and_keys_cannot_write_tasks(self, sql: Contract, me: Contract, ann: Person) -> None:
         define(sql)
         [key] = sql.rows("create_key", name="k", role="owner", tenant_id=ann.tenant)
         with acting(sql, key["id"]), sql.refused(403, "raw_tasks"):
@@ -90,7 +90,7 @@ class TestRawTasks:
         with acting(sql, key["id"]), sql.refused(403, "not_a_starter"):
             me.rows("open_bulk", type="posters")
 
-    def test_neither_does_a_schedule_of_a_user(
+    def test_a_schedule_of_a_user_cannot_write_tasks(
         self, sql: Contract, me: Contract, ann: Person, clock: Clock
     ) -> None:
         define(sql)
@@ -169,7 +169,7 @@ class TestDrawnJobs:
         with acting(sql, ann), sql.refused("42501"):
             sql.value("start_drawn_job", type="t", params=Jsonb({}), tasks=Jsonb([{"kind": "paid"}]))
 
-    def test_it_is_for_the_user_of_the_request_only(self, sql: Contract, ann: Person) -> None:
+    def test_a_drawn_job_is_for_the_user_of_the_request_only(self, sql: Contract, ann: Person) -> None:
         define(sql)
         bob = join(sql, "bob")
         with acting(sql, bob, "service_role"), sql.refused(403, "forbidden"):
@@ -178,7 +178,7 @@ class TestDrawnJobs:
 
 
 class TestProviders:
-    """B9/counted, S71: what a task costs is counted, whatever its writer says of providers and units."""
+    """B9/counted, S71: the cost of a task is counted whatever providers and units its author names."""
 
     def test_a_task_gets_its_kinds_provider_and_least_units(
         self, sql: Contract, me: Contract, ann: Person

@@ -1,4 +1,4 @@
-"""Retention: ended jobs go after a while, in bites; others stay."""
+"""Retention: ended jobs are deleted after a while, in batches; others stay."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ TASKS: list[dict[str, object]] = [
 ]
 
 
-def test_an_ended_job_goes_with_everything_of_it_after_the_retention_time(
+def test_an_ended_job_and_its_rows_are_deleted_after_the_retention_time(
     conn: SyncConnection, tenant: UUID, clock: Clock
 ) -> None:
     job = start(conn, tenant, TASKS)
@@ -91,7 +91,7 @@ def test_a_job_that_has_not_ended_stays_however_old(conn: SyncConnection, tenant
     assert rows_of(conn, job) == before
 
 
-def test_a_large_job_goes_in_bites(conn: SyncConnection, tenant: UUID, clock: Clock) -> None:
+def test_a_large_job_is_deleted_in_batches(conn: SyncConnection, tenant: UUID, clock: Clock) -> None:
     job = start(conn, tenant, TASKS)
     finish(conn)
     clock.advance(days=91)
@@ -99,7 +99,7 @@ def test_a_large_job_goes_in_bites(conn: SyncConnection, tenant: UUID, clock: Cl
     assert set(rows_of(conn, job).values()) == {0}
 
 
-def test_what_was_set_aside_goes_in_bites_too(sql: Contract, clock: Clock) -> None:
+def test_parked_tasks_of_a_job_are_deleted_in_batches(sql: Contract, clock: Clock) -> None:
     job = sql.start(10, on_failure="stop")
     sql.kill(sql.claim_one())
     sql.do_chores()
@@ -123,10 +123,10 @@ def test_one_at_a_time(sessions: Sessions, clock: Clock) -> None:
 
 
 class TestWithOthers:
-    """Retention waits for nobody who waits for it."""
+    """Prune waits for no session that waits for it."""
 
     def begin(self, sessions: Sessions, clock: Clock) -> tuple[Contract, UUID, Contract, Call]:
-        """A failed job that is just being deleted; its delete waits for a row that the first session has."""
+        """A failed job during its deletion, which waits for a row that the first session has locked."""
         sql = sessions.open()
         job = sql.start([{"kind": "work"}])
         sql.kill(sql.claim_one())
@@ -139,7 +139,7 @@ class TestWithOthers:
         sessions.wait_until_blocked(pruner, call)
         return blocker, job, pruner, call
 
-    def test_a_replay_of_what_is_being_deleted_finds_nothing(self, sessions: Sessions, clock: Clock) -> None:
+    def test_a_replay_during_the_deletion_finds_nothing(self, sessions: Sessions, clock: Clock) -> None:
         blocker, job, _, deleting = self.begin(sessions, clock)
         other = sessions.open()
         replaying = Call(lambda: other.replay(all=True))
@@ -150,7 +150,7 @@ class TestWithOthers:
         assert other.one("select count(*) from penstock.jobs where id = %s", job) == 0
 
     @pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "add", "confirm"])
-    def test_what_was_deleted_meanwhile_is_not_there(
+    def test_a_job_deleted_during_a_wait_is_missing(
         self, sessions: Sessions, clock: Clock, verb: str
     ) -> None:
         blocker, job, _, deleting = self.begin(sessions, clock)
@@ -172,9 +172,7 @@ class TestWithOthers:
         assert deleting.result() > 0
         acting.result()
 
-    def test_what_somebody_has_in_hand_stays_until_the_next_time(
-        self, sessions: Sessions, clock: Clock
-    ) -> None:
+    def test_a_locked_job_is_deleted_by_the_next_prune(self, sessions: Sessions, clock: Clock) -> None:
         sql = sessions.open()
         job = sql.start([{"kind": "work"}])
         sql.drain()
@@ -200,7 +198,7 @@ class TestWithOthers:
         assert [sql.status(job) for job in jobs] == ["running", "failed"]
 
     def stopping(self, sessions: Sessions) -> tuple[Contract, UUID, list[db.Row]]:
-        """A job of three tasks that stops at its first failure, and is kept for no longer than it lives."""
+        """A job of three tasks that stops at its first failure, with a retention of zero."""
         sql = sessions.open()
         sql.value("set_setting", name="retention_days", value=Jsonb(0))
         return sql, sql.start(3, on_failure="stop"), sql.claim(2)
@@ -212,8 +210,8 @@ class TestWithOthers:
             sql.value("prune")
         assert set(rows_of(sql.connection, job).values()) == {0}
 
-    def test_what_is_just_being_claimed_is_left_whole(self, sessions: Sessions, clock: Clock) -> None:
-        """The claim saw the job run: when it is through, its task is still there to be handed back."""
+    def test_a_job_with_a_concurrent_claim_is_not_deleted(self, sessions: Sessions, clock: Clock) -> None:
+        """The claim has read a running job: its task still exists when the claim ends, to be handed back."""
         sql, job, tasks = self.stopping(sessions)
         sql.complete(tasks[0])
         worker = sessions.open()
@@ -230,7 +228,7 @@ class TestWithOthers:
         self.gone(sql, job, clock)
 
     def woken(self, sessions: Sessions, clock: Clock) -> tuple[Contract, UUID, Contract]:
-        """A failed job, one of whose tasks is just going back into line."""
+        """A failed job with a task that is being requeued."""
         sql, job, tasks = self.stopping(sessions)
         sql.reschedule(tasks[0], delay=5)
         sql.kill(tasks[1])
@@ -242,7 +240,7 @@ class TestWithOthers:
         assert rows_of(waker.connection, job)["ready"] == 1
         return sql, job, waker
 
-    def test_what_is_just_being_woken_keeps_its_job(self, sessions: Sessions, clock: Clock) -> None:
+    def test_a_job_with_a_task_being_requeued_is_not_deleted(self, sessions: Sessions, clock: Clock) -> None:
         sql, job, waker = self.woken(sessions, clock)
         sql.value("prune")
         assert rows_of(sql.connection, job)["tasks"] == 3
@@ -251,7 +249,9 @@ class TestWithOthers:
         assert rows_of(sql.connection, job)["tasks"] == 3
         self.gone(sql, job, clock)
 
-    def test_what_is_woken_in_the_middle_of_it_keeps_its_job(self, sessions: Sessions, clock: Clock) -> None:
+    def test_a_task_requeued_during_the_deletion_keeps_its_job(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
         sql, job, waker = self.woken(sessions, clock)
         blocker, pruner = sessions.open(), sessions.open()
         blocker.connection.execute("begin")
@@ -267,7 +267,7 @@ class TestWithOthers:
 
 
 class TestFiles:
-    """A job's files go with it, and each counts no longer exactly once."""
+    """A job's files are deleted with it, and each is subtracted from usage once."""
 
     def job(self, sql: Contract, tenant: UUID, files: int = 1, is_ended: bool = True) -> list[Any]:
         """An ended job with files of 100 bytes: their ids."""
@@ -290,7 +290,7 @@ class TestFiles:
         )
         return sql.one(query, tenant)
 
-    def test_one_that_is_just_being_deleted_is_counted_once(self, sessions: Sessions, clock: Clock) -> None:
+    def test_a_file_deleted_concurrently_is_counted_once(self, sessions: Sessions, clock: Clock) -> None:
         sql, other = sessions.open(), sessions.open()
         first, _ = self.job(sql, sessions.tenant, 2)
         clock.advance(days=100)
@@ -306,7 +306,9 @@ class TestFiles:
         assert sql.one("select count(*) from penstock.artifacts where status <> 'deleted'") == 0
         assert self.used(sql, sessions.tenant) == 0
 
-    def test_a_job_of_many_files_goes_in_bites(self, sql: Contract, tenant: UUID, clock: Clock) -> None:
+    def test_a_job_with_many_files_is_deleted_in_batches(
+        self, sql: Contract, tenant: UUID, clock: Clock
+    ) -> None:
         self.job(sql, tenant, 5)
         clock.advance(days=100)
         assert [sql.value("prune", limit=2) for _ in range(4)] == [2, 2, 2, 2]

@@ -1,4 +1,4 @@
-"""Plans, limits, holds, usage: never more than the limit at any instant, nothing lost, nothing counted twice."""
+"""Plans, limits, holds and usage: no limit is exceeded, nothing is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def report(sql: Contract, task: dict[str, Any], worker: str = "w1", **units: Any
 
 @pytest.fixture(autouse=True)
 def accounts_are_right(request: pytest.FixtureRequest) -> Any:
-    """After each test every account is the sum of what it was made of."""
+    """After each test every account equals the sum of its entries."""
     sql = request.getfixturevalue("sql")
     yield
     assert sql.rows("check_accounts") == []
@@ -71,7 +71,7 @@ class TestHolds:
         assert usage(sql, "pages") == (1, 0)
         reserve(sql, pages=9)
 
-    def test_all_or_none(self, sql: Contract) -> None:
+    def test_a_hold_reserves_all_meters_or_none(self, sql: Contract) -> None:
         limit(sql, "pages", 10)
         limit(sql, "files", 1)
         reserve(sql, files=1)
@@ -79,7 +79,7 @@ class TestHolds:
             reserve(sql, pages=1, files=1)
         assert usage(sql, "pages") == (0, 0)
 
-    def test_twice_is_once(self, sql: Contract) -> None:
+    def test_a_repeated_release_or_commit_changes_nothing(self, sql: Contract) -> None:
         """R4.1/double-release: a double release changes nothing; nor does a double commit."""
         limit(sql, "pages", 10)
         one = reserve(sql, pages=2, key="a")
@@ -100,7 +100,7 @@ class TestHolds:
             sql.value("commit_hold", hold_id=two)
         assert usage(sql, "pages") == (2, 0)
 
-    def test_expires_and_is_still_owed(self, sql: Contract, clock: Clock) -> None:
+    def test_an_expired_hold_can_still_be_committed(self, sql: Contract, clock: Clock) -> None:
         limit(sql, "pages", 10)
         hold = reserve(sql, pages=10, ttl=60)
         clock.advance(seconds=61)
@@ -110,7 +110,7 @@ class TestHolds:
         sql.value("commit_hold", hold_id=hold, actual=Jsonb({"pages": 7}))
         assert usage(sql, "pages") == (7, 0)
 
-    def test_another_tenants_hold_does_not_exist(self, sql: Contract) -> None:
+    def test_a_hold_of_another_tenant_is_unknown(self, sql: Contract) -> None:
         hold = reserve(sql, pages=1)
         other = sql.value("create_tenant", name="other")
         for verb in ("commit_hold", "release_hold"):
@@ -119,7 +119,7 @@ class TestHolds:
             with sql.refused(404, "unknown_hold"):
                 sql.value(verb, hold_id=uuid.uuid4())
 
-    def test_more_than_was_set_aside_is_booked(self, sql: Contract) -> None:
+    def test_usage_above_the_reservation_is_booked(self, sql: Contract) -> None:
         limit(sql, "pages", 5)
         hold = reserve(sql, pages=5)
         sql.value("commit_hold", hold_id=hold, actual=Jsonb({"pages": 8}))
@@ -152,7 +152,7 @@ class TestHolds:
                 sql.value("commit_hold", hold_id=hold, actual=Jsonb(amounts))
 
     def test_an_unknown_tenant_is_refused(self, sql: Contract) -> None:
-        """R2.2/unknown-tenant: never open to whom we do not know."""
+        """R2.2/unknown-tenant: an unknown tenant is never unlimited."""
         with sql.refused(404, "unknown_tenant"):
             reserve(sql, tenant=uuid.uuid4(), pages=1)
         with sql.refused(404, "unknown_tenant"):
@@ -167,12 +167,12 @@ class TestHolds:
 
 
 class TestLimits:
-    """R2.2/override, R2.1/monthly, R3.7/at-once: plan + override while it is valid; one resolver."""
+    """R2.2/override, R2.1/monthly, R3.7/at-once: plan plus valid overrides, from one resolver."""
 
     def resolved(self, sql: Contract) -> dict[str, Decimal]:
         return {row["meter"]: row["amount"] for row in sql.rows("resolve_limits", tenant_id=sql.tenant)}
 
-    def test_the_seeds_plans(self, sql: Contract) -> None:
+    def test_default_plans_exist(self, sql: Contract) -> None:
         """R3.7/plans, R3.7/at-once: four plans, changed at once."""
         assert self.resolved(sql) == {}
         for plan, tokens in (("free", 50_000), ("basic", 500_000), ("premium", 2_500_000)):
@@ -219,7 +219,7 @@ class TestLimits:
         reserve(sql, thumbnails=15)
 
     def test_a_pack_is_used_up_once(self, sql: Contract, clock: Clock) -> None:
-        """A pack does not renew itself: usage beyond a month's limit is taken from it, settled or not."""
+        """A pack is not renewed: usage above a month's limit is taken from it."""
         clock.freeze(datetime(2031, 1, 10, tzinfo=UTC))
         limit(sql, "pages", 100)
         for number in (1, 2):
@@ -282,8 +282,8 @@ class TestLimits:
         with sql.refused(429):
             reserve(sql, pages=1)
 
-    def test_observe_only_records(self, sql: Contract) -> None:
-        """R2.4/observe: a gate that says what it would have done."""
+    def test_an_observing_limit_only_records(self, sql: Contract) -> None:
+        """R2.4/observe: the limit records what it would have refused."""
         limit(sql, "pages", 1)
         sql.value("set_meter", name="pages", values=Jsonb({"mode": "observe"}))
         reserve(sql, pages=5)
@@ -292,7 +292,7 @@ class TestLimits:
         sql.complete(sql.claim_one())
         assert sql.one("select count(*) from penstock.usage_events where details ? 'would_have_blocked'") == 2
 
-    def test_jobs_are_counted_where_they_are_limited(self, sql: Contract) -> None:
+    def test_jobs_count_only_if_they_are_limited(self, sql: Contract) -> None:
         sql.start(1)
         limit(sql, "jobs", 2)
         sql.start(1, idempotency_key="a")
@@ -337,7 +337,7 @@ class TestLimits:
             for _ in range(30):
                 sql.add(job, [{"kind": "work", "input": {"text": "x" * 50}}])
 
-    def test_a_mistyped_plan_refuses(self, sql: Contract) -> None:
+    def test_an_unknown_plan_is_refused(self, sql: Contract) -> None:
         """S76: never unlimited by accident."""
         for wrong in ("fre", ""):
             with sql.refused(422, "invalid_setting"):
@@ -410,9 +410,9 @@ class TestLimits:
 
 
 class TestTasks:
-    """B3/quotas, R4.1/wakes: what a task may need is set aside with its lease and ends with it."""
+    """B3/quotas, R4.1/wakes: a task's units are reserved with its lease and settled at its end."""
 
-    def test_what_does_not_fit_is_held_with_its_reason(self, sql: Contract) -> None:
+    def test_a_task_above_the_quota_waits_with_its_reason(self, sql: Contract) -> None:
         limit(sql, "pages", 10)
         job = sql.start([{"kind": "work", "units": {"pages": 4}} for _ in range(4)])
         one, _ = sql.claim(10)
@@ -442,7 +442,7 @@ class TestTasks:
         ]
         assert sql.one("select is_estimate from penstock.usage_events")
 
-    def test_everything_else_commits_only_what_was_reported(self, sql: Contract, clock: Clock) -> None:
+    def test_other_ends_commit_only_reported_usage(self, sql: Contract, clock: Clock) -> None:
         limit(sql, "pages", 100)
         sql.start([{"kind": "work", "units": {"pages": 10}, "max_attempts": 1} for _ in range(4)])
         tasks = sql.claim(4)
@@ -457,7 +457,7 @@ class TestTasks:
         sql.reclaim()
         assert usage(sql, "pages") == (12, 0)
 
-    def test_what_a_canceled_job_held_is_given_back(self, sql: Contract, clock: Clock) -> None:
+    def test_holds_of_a_canceled_job_are_released(self, sql: Contract, clock: Clock) -> None:
         limit(sql, "pages", 10)
         job = sql.start([{"kind": "work", "units": {"pages": 5}} for _ in range(2)])
         one, two = sql.claim(2)
@@ -468,7 +468,7 @@ class TestTasks:
         sql.reclaim()
         assert usage(sql, "pages") == (0, 0) and two
 
-    def test_a_job_may_say_refuse(self, sql: Contract) -> None:
+    def test_a_job_may_refuse_instead_of_waiting(self, sql: Contract) -> None:
         limit(sql, "pages", 4)
         job = sql.start(
             [{"kind": "work", "key": str(n), "units": {"pages": 4}} for n in range(3)], on_limit="refuse"
@@ -486,7 +486,7 @@ class TestTasks:
         assert sql.status(job) == "completed"
 
     @pytest.mark.parametrize("how", ["limit", "allowance", "reset", "plan", "month", "meter"])
-    def test_goes_on_when_there_is_room(self, sql: Contract, clock: Clock, how: str) -> None:
+    def test_a_waiting_task_continues_when_quota_is_free(self, sql: Contract, clock: Clock, how: str) -> None:
         sql.value("set_plan", name="tiny", values=Jsonb({"limits": {"pages": 4}}))
         sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="tiny")
         job = sql.start([{"kind": "work", "units": {"pages": 4}} for _ in range(3)])
@@ -513,7 +513,7 @@ class TestTasks:
         sql.drain()
         assert sql.status(job) == "completed"
 
-    def test_one_tenant_over_its_quota_does_not_stand_in_the_way(self, sql: Contract) -> None:
+    def test_a_tenant_over_its_quota_does_not_block_others(self, sql: Contract) -> None:
         limit(sql, "pages", 1)
         sql.start([{"kind": "work", "units": {"pages": 1}} for _ in range(2000)])
         other = sql.value("create_tenant", name="other")
@@ -523,7 +523,7 @@ class TestTasks:
             taken += sql.claim(10)
         assert sum(task["tenant_id"] == other for task in taken) == 5 and len(taken) == 6
 
-    def test_a_retry_sets_aside_again(self, sql: Contract) -> None:
+    def test_a_retry_reserves_again(self, sql: Contract) -> None:
         limit(sql, "pages", 4)
         sql.start([{"kind": "work", "units": {"pages": 4}}])
         for _ in range(2):
@@ -532,7 +532,7 @@ class TestTasks:
             sql.fail(task)
             assert usage(sql, "pages") == (0, 0)
 
-    def test_a_late_worker_reports_nothing(self, sql: Contract, clock: Clock) -> None:
+    def test_usage_of_a_lost_lease_is_rejected(self, sql: Contract, clock: Clock) -> None:
         sql.start([{"kind": "work", "units": {"pages": 4}}])
         task = sql.claim_one()
         clock.advance(seconds=31)
@@ -542,7 +542,7 @@ class TestTasks:
         assert usage(sql, "pages") == (0, 0)
 
     @pytest.mark.slow
-    def test_random_lives_leave_the_books_right(self, sql: Contract, clock: Clock) -> None:
+    def test_accounts_are_exact_after_random_histories(self, sql: Contract, clock: Clock) -> None:
         dice = random.Random(3)
         limit(sql, "pages", 40)
         truth = 0
@@ -587,8 +587,8 @@ class TestTasks:
         assert jobs
 
 
-def test_one_function_adds_up_plan_limit_and_allowances(sql: Contract) -> None:
-    """R2.2/one-resolver: no other function reads what the limit is made of."""
+def test_one_function_computes_a_limit(sql: Contract) -> None:
+    """R2.2/one-resolver: no other function reads the parts of a limit."""
     rows = sql.execute("""
         select proname as name from pg_proc where pronamespace = 'penstock'::regnamespace
           and prosrc ~ '\\m(from|join) (penstock\\.)?allowances\\M' and prosrc ~ '\\mtenant_limits\\M'""")
@@ -612,7 +612,7 @@ class TestUsage:
             (sql.tenant, "scan", {"pages": pages}) for pages in (1, 2, 2)
         ]
 
-    def test_days_and_actions(self, sql: Contract, clock: Clock) -> None:
+    def test_usage_is_counted_by_day_and_action(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         for action in ("upload", "upload", "scan"):
             sql.value(
@@ -648,8 +648,8 @@ class TestUsage:
 
 
 @pytest.mark.slow
-def test_the_last_unit_goes_to_one(sessions: Sessions) -> None:
-    """R2.3/no-overshoot: many at once for the last unit, again and again: never two have it."""
+def test_the_last_unit_is_reserved_once(sessions: Sessions) -> None:
+    """R2.3/no-overshoot: many sessions compete for the last unit repeatedly; one gets it."""
     first = sessions.open()
     tenant = first.tenant
     limit(first, "pages", 0)
@@ -675,7 +675,7 @@ def test_the_last_unit_goes_to_one(sessions: Sessions) -> None:
 
 
 def test_two_starts_count_without_a_deadlock(sessions: Sessions) -> None:
-    """A bulk job that is opened and then gets its rows, beside a start: their accounts have one order."""
+    """An opened bulk job that gets rows, beside a start: both lock accounts in one order."""
     one, two = sessions.open(), sessions.open()
     one.value("define_kind", name="sheet.load")
     one.value("define_job_type", name="sheet")

@@ -1,4 +1,4 @@
-"""Several sessions at once. Who waits for whom is seen in pg_stat_activity; nothing here sleeps."""
+"""Concurrent sessions. Tests read from pg_stat_activity which session waits; nothing sleeps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def beats(*tasks: db.Row) -> Jsonb:
 
 class TestClaim:
     def test_no_task_is_claimed_twice(self, sessions: Sessions) -> None:
-        """R1.2/skip-locked: SKIP LOCKED. Six sessions take small and odd bites of one queue."""
+        """R1.2/skip-locked: six sessions claim batches of different sizes from one queue."""
         sql = sessions.open()
         for _ in range(4):
             sql.start([{"kind": "work", "priority": n % 3} for n in range(150)])
@@ -43,7 +43,7 @@ class TestClaim:
         assert len(found) == len(set(found)) == 600
         sql.check()
 
-    def test_what_another_holds_is_passed_over_without_waiting(self, sessions: Sessions) -> None:
+    def test_locked_tasks_are_skipped_without_waiting(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         one.start(10)
         with one.connection.transaction():
@@ -54,7 +54,7 @@ class TestClaim:
         assert not {task["id"] for task in first} & {task["id"] for task in second}
 
     def test_a_claim_that_is_rolled_back_leaves_its_tasks(self, sessions: Sessions) -> None:
-        """A worker killed between its claim and the commit: nothing is lost."""
+        """A worker that dies before the commit of its claim loses nothing."""
         one, two = sessions.open(), sessions.open()
         one.start(10)
         with one.connection.transaction(force_rollback=True):
@@ -64,7 +64,7 @@ class TestClaim:
         two.check()
 
     def test_a_task_that_commits_late_is_found(self, sessions: Sessions, clock: Clock) -> None:
-        """B1/late-commits: the claim starts reading at the lane's clock, and a slow sweep finds what committed behind it."""
+        """B1/late-commits: the claim reads from the lane's clock on; a slower sweep finds tasks that committed behind it."""
         clock.freeze()
         slow, fast, worker = sessions.open(), sessions.open(), sessions.open()
         with slow.connection.transaction():
@@ -77,7 +77,7 @@ class TestClaim:
         assert {task["job_id"] for task in worker.claim(100)} == {late}
 
     def test_an_enqueue_does_not_wait_for_another(self, sessions: Sessions) -> None:
-        """One long transaction that has started a job does not hold up the tenant's others."""
+        """An open transaction that has started a job does not delay other starts of the tenant."""
         one, two = sessions.open(), sessions.open()
         with one.connection.transaction():
             one.start(5)
@@ -88,8 +88,8 @@ class TestClaim:
 
 
 class TestLease:
-    def test_a_beat_does_not_cost_the_completion_that_waits_for_it(self, sessions: Sessions) -> None:
-        """The row moves while the completion waits for it; it must be met where it went."""
+    def test_a_completion_that_waits_for_a_heartbeat_succeeds(self, sessions: Sessions) -> None:
+        """The heartbeat moves the row while the completion waits for it; the completion finds the new version."""
         worker, heart = sessions.open(), sessions.open()
         job = worker.start(3)
         tasks = worker.claim(3)
@@ -102,7 +102,9 @@ class TestLease:
         heart.check()
 
     @pytest.mark.parametrize("verb", ["complete", "fail", "reschedule"])
-    def test_nor_does_a_report_of_progress(self, sessions: Sessions, verb: str) -> None:
+    def test_a_completion_that_waits_for_a_progress_report_succeeds(
+        self, sessions: Sessions, verb: str
+    ) -> None:
         worker, other = sessions.open(), sessions.open()
         worker.start()
         task = worker.claim_one()
@@ -113,8 +115,8 @@ class TestLease:
         assert call.result() is True
         assert other.where(task) == [{"complete": "results", "fail": "ready", "reschedule": "ready"}[verb]]
 
-    def test_a_beat_neither_waits_for_a_completion_nor_calls_it_lost(self, sessions: Sessions) -> None:
-        """Opposite orders cannot meet in a deadlock, because the beat does not wait."""
+    def test_a_heartbeat_skips_a_task_that_is_being_completed(self, sessions: Sessions) -> None:
+        """Opposite lock orders cannot deadlock, because the heartbeat does not wait."""
         worker, heart = sessions.open(), sessions.open()
         worker.start(2)
         one, two = worker.claim(2)
@@ -236,7 +238,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("verb", ["complete", "kill", "fail", "reschedule"])
     def test_a_child_added_while_its_parent_ends(self, sessions: Sessions, verb: str) -> None:
-        """Whoever comes first: the child is released, canceled or still waits, and nobody dies of a deadlock."""
+        """In either order the child is released, canceled or still waits, without a deadlock."""
         one, two = sessions.open(), sessions.open()
         child = [{"kind": "work", "key": "child", "after": ["a"]}]
         for first in ("add", "end"):
@@ -279,7 +281,7 @@ class TestEnd:
             assert one.status(job) == "completed"
 
     def test_two_failing_parents_with_tangled_descendants(self, sessions: Sessions) -> None:
-        """Both cancel descendants of each other's children: one waits, neither dies."""
+        """Both cancel descendants of each other's children: one waits, and neither deadlocks."""
         one, two = sessions.open(), sessions.open()
         for _ in range(3):
             job = one.start(graph(p="", q="", a="q", b="p a", c="q b"))
@@ -346,7 +348,7 @@ class TestIdempotency:
         assert one.progress(job)["total"] == 3
         one.check()
 
-    def test_the_second_makes_it_when_the_first_gives_up(self, sessions: Sessions) -> None:
+    def test_the_second_start_makes_the_job_if_the_first_rolls_back(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         with one.connection.transaction(force_rollback=True):
             gone = one.start(3, idempotency_key="k")
@@ -355,7 +357,7 @@ class TestIdempotency:
         assert call.result() != gone
         assert one.one("select count(*) from penstock.jobs") == 1
 
-    def test_the_second_with_other_parameters_is_refused(self, sessions: Sessions) -> None:
+    def test_a_second_start_with_other_params_is_refused(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         with one.connection.transaction():
             one.start(3, idempotency_key="k")
@@ -365,7 +367,7 @@ class TestIdempotency:
             call.result()
         assert error.value.sqlstate == "PT409"
 
-    def test_many_at_once(self, sessions: Sessions) -> None:
+    def test_many_starts_with_one_key_make_one_job(self, sessions: Sessions) -> None:
         start = threading.Barrier(6)
 
         def begin(own: Contract) -> uuid.UUID:
@@ -377,15 +379,15 @@ class TestIdempotency:
 
 
 class TestPause:
-    def test_a_claim_after_the_pause_gives_nothing(self, sessions: Sessions) -> None:
+    def test_a_claim_after_the_pause_returns_nothing(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         job = one.start(10)
         one.pause(job)
         assert two.claim(10) == []
         one.check()
 
-    def test_what_a_claim_set_aside_is_not_forgotten_by_the_resume(self, sessions: Sessions) -> None:
-        """The claim has met tasks that came back during the pause, and not yet committed while the job is resumed."""
+    def test_a_resume_restores_tasks_that_a_claim_parks(self, sessions: Sessions) -> None:
+        """The claim has parked tasks that were requeued during the pause, and commits after the resume."""
         one, two, third = sessions.open(), sessions.open(), sessions.open()
         job = one.start(5)
         running = one.claim(2)
@@ -421,7 +423,7 @@ class TestPause:
         two.check()
 
     @pytest.mark.parametrize("how", ["complete", "fail", "reschedule"])
-    def test_what_ends_during_the_resume_is_not_forgotten(self, sessions: Sessions, how: str) -> None:
+    def test_a_task_that_ends_during_the_resume_is_counted(self, sessions: Sessions, how: str) -> None:
         """The worker's transaction began while the job was paused and ends after it was resumed."""
         one, two = sessions.open(), sessions.open()
         job = one.start(graph(a="", b="a"))
@@ -440,7 +442,7 @@ class TestPause:
         assert two.status(job) == "completed"
 
     def test_upkeep_and_resume_at_once(self, sessions: Sessions) -> None:
-        """The park of the pause is half done and not committed when the job is resumed."""
+        """Upkeep has parked some tasks of the pause and not committed when the job is resumed."""
         one, two = sessions.open(), sessions.open()
         job = one.start(50)
         one.pause(job)
@@ -452,7 +454,7 @@ class TestPause:
         two.check()
         assert two.drain() == 50
 
-    def test_a_task_that_is_looked_at_during_the_resume_is_not_forgotten(self, sessions: Sessions) -> None:
+    def test_a_task_locked_during_the_resume_is_requeued(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         job = one.start(5)
         one.pause(job)
@@ -466,7 +468,7 @@ class TestPause:
         assert two.status(job) == "completed"
 
     def test_pause_during_a_claim(self, sessions: Sessions) -> None:
-        """What was claimed before the pause took effect runs; its end is accepted."""
+        """A task claimed before the pause runs, and its completion is accepted."""
         one, two = sessions.open(), sessions.open()
         job = one.start(2)
         with one.connection.transaction():
@@ -487,7 +489,7 @@ class TestPause:
 
 
 class Storm:
-    """Every verb at random from several sessions, then everything is brought to its end."""
+    """Random verbs in several sessions; then everything runs to its end."""
 
     def __init__(self, sessions: Sessions, clock: Clock, seed: int) -> None:
         self.sessions = sessions
@@ -591,7 +593,7 @@ class Storm:
             call.result()
 
     def settle(self) -> None:
-        """Take everything to its end with one calm worker."""
+        """Run everything to its end with one worker."""
         sql = self.sessions.open()
         sql.check()
         for job in self.jobs:
@@ -610,9 +612,7 @@ class Storm:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [4, 8])
-def test_a_storm_of_every_verb_leaves_everything_in_order(
-    sessions: Sessions, clock: Clock, threads: int
-) -> None:
+def test_random_concurrent_verbs_keep_all_invariants(sessions: Sessions, clock: Clock, threads: int) -> None:
     """R1.2/skip-locked, R1.5/exact: no deadlock, no task in two places, exact counts, every job ends."""
     storm = Storm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=3)
@@ -623,24 +623,28 @@ def test_a_storm_of_every_verb_leaves_everything_in_order(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_long_storm(sessions: Sessions, clock: Clock, seed: int) -> None:
-    """R1.2/skip-locked, R1.5/exact: the same, longer and with other dice."""
+def test_long_random_concurrent_verbs_keep_all_invariants(
+    sessions: Sessions, clock: Clock, seed: int
+) -> None:
+    """R1.2/skip-locked, R1.5/exact: the same, longer and with another seed."""
     storm = Storm(sessions, clock, seed=1000 + seed)
     storm.blow(6, seconds=10)
     storm.settle()
 
 
 class TestAHandlersTransaction:
-    """A handler's own transaction keeps its lease from ending, and keeps nobody from anything else."""
+    """A handler's own transaction keeps its lease alive and blocks nothing else."""
 
     def keep(self, sql: Contract, task: db.Row) -> None:
-        """What `apply` and `undo` of a bulk job do first."""
+        """The first step of `apply` and `undo` of a bulk job."""
         sql.rows(
             "get_bulk_rows", task_id=task["id"], worker_id="w1", lease=task["lease"], job_id=uuid.uuid4(),
             numbers=[1],
         )  # fmt: skip
 
-    def test_beats_words_and_usage_come_through(self, sessions: Sessions, clock: Clock) -> None:
+    def test_heartbeats_progress_and_usage_pass_a_handlers_transaction(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
         one, two = sessions.open(), sessions.open()
         one.start(1)
         task = one.claim_one(seconds=60)
@@ -663,7 +667,7 @@ class TestAHandlersTransaction:
         two.check()
 
     @pytest.mark.slow
-    def test_one_that_never_commits_holds_up_no_other_task(self, sessions: Sessions, clock: Clock) -> None:
+    def test_a_handlers_open_transaction_blocks_no_other_task(self, sessions: Sessions, clock: Clock) -> None:
         """A worker that vanished just before its commit has the job's counts in hand. What its other tasks, and those
         of others, lost goes back into line all the same; only the one that is to be given up waits."""
         one, two = sessions.open(), sessions.open()
@@ -686,7 +690,7 @@ class TestAHandlersTransaction:
         assert two.reclaim() == 2
         two.check()
 
-    def test_its_task_can_get_children(self, sessions: Sessions) -> None:
+    def test_a_task_with_an_open_transaction_can_get_children(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         job_id = one.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b"}])
         a, b = one.claim(2)
@@ -701,7 +705,7 @@ class TestAHandlersTransaction:
         assert [task["id"] for task in one.claim(5)] == [child]
         two.check()
 
-    def test_a_word_about_a_task_in_hand_is_let_go(self, sessions: Sessions) -> None:
+    def test_progress_of_a_locked_task_is_dropped(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         job_id = one.start([{"kind": "work", "key": "a"}])
         task = one.claim_one()

@@ -1,4 +1,4 @@
-"""Operations that end here without the provider's word: canceled, timed out, late."""
+"""Operations that end without a response of the provider: canceled, timed out, late."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestCancel:
         assert take(sql) == []
 
     def test_operation_of_a_dead_task_does_not_block_its_object(self, sql: Contract) -> None:
-        """The provider refused every submission: the operation is never live for ever."""
+        """The provider rejected every submission: the operation does not stay live."""
         setup(sql)
         start(sql, 2)
         one, two = sql.claim(2)
@@ -143,7 +143,7 @@ class TestLate:
         assert sql.claim(1) == [], "the same webhook does not replay it again"
 
     def test_success_found_later_replays_the_dead_letter(self, sql: Contract, clock: Clock) -> None:
-        """R4.3/late-success: its webhook was lost for ever."""
+        """R4.3/late-success: its webhook was lost."""
         task, operation = timed_out(sql)
         sql.kill(task)
         sql.do_chores()

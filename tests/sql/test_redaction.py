@@ -197,7 +197,7 @@ def test_every_function_that_stores_an_error_redacts_it(
 
 
 def test_error_is_redacted_before_it_is_cut(sql: Contract) -> None:
-    """S80: a secret at the end of what is stored leaves no first half."""
+    """S80: a secret at the end of the stored text leaves no partial secret."""
     text = "x" * 80 + " psk_0123456789abcdef0123456789abcdef"
     for limit in (90, 95, 100):
         assert "_01" not in sql.one("select penstock._error_text(%s, %s)", text, limit)

@@ -1,4 +1,4 @@
-"""Requests that are sent twice: what is kept of them, and whose it is."""
+"""Repeated requests: the stored response, and its owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def end(sql: Contract, answer: Any, status: Any = 200, key: str = "k") -> None:
     sql.value("end_request", key=key, status=status, answer=Jsonb(answer))
 
 
-def test_the_second_time_has_the_first_answer(sql: Contract) -> None:
+def test_a_repeated_request_gets_the_first_response(sql: Contract) -> None:
     assert begin(sql) is None
     end(sql, {"n": 1}, 201)
     end(sql, {"n": 2}, 200)
@@ -30,7 +30,7 @@ def test_the_second_time_has_the_first_answer(sql: Contract) -> None:
         begin(sql, digest=hashlib.sha256(b"other").digest())
 
 
-def test_another_callers_key_is_another_key(sql: Contract) -> None:
+def test_keys_of_different_callers_are_independent(sql: Contract) -> None:
     begin(sql)
     end(sql, {"n": 1})
     sql.execute("select set_config('penstock.actor', 'somebody else', true)")
@@ -42,13 +42,13 @@ def test_another_callers_key_is_another_key(sql: Contract) -> None:
 
 
 @pytest.mark.parametrize("status", [None, 0, 199, 600])
-def test_a_status_is_one(sql: Contract, status: Any) -> None:
+def test_an_invalid_status_is_refused(sql: Contract, status: Any) -> None:
     begin(sql)
     with sql.refused(422, "invalid_status"):
         end(sql, {}, status)
 
 
-def test_it_keeps_answers_and_not_files(sql: Contract) -> None:
+def test_large_and_deep_responses_are_refused(sql: Contract) -> None:
     begin(sql)
     with sql.refused(413, "too_large"):
         end(sql, {"x": "x" * 2_000_000})

@@ -40,7 +40,7 @@ def route(sql: Contract) -> Any:
 
 class TestFull:
     def test_tasks_behind_a_full_provider_run_at_the_next_one(self, sql: Contract) -> None:
-        """R0.11/at-claim, R0.6/cheapest: the claim decides, and leaves the others to the cheapest provider."""
+        """R0.11/at-claim, R0.6/cheapest: the claim decides, and the other tasks stay with the cheapest provider."""
         provider(sql, "a/cheap", concurrency=1)
         provider(sql, "b/middle", concurrency=2)
         job = sql.start(routed(10))

@@ -62,7 +62,7 @@ def test_database_restored_without_secrets_gets_new_ones(sql: Contract) -> None:
 
 @pytest.mark.parametrize(("role", "sees"), [("viewer", 0), ("member", 0), ("admin", 1), ("owner", 1)])
 def test_addresses_are_for_owners_and_admins(sql: Contract, role: str, sees: int) -> None:
-    """S88: whoever knows the address of a chat's webhook can post there."""
+    """S88: the URL of a chat's webhook is enough to post there."""
     ann, bob = join(sql, "ann"), join(sql, "bob")
     sql.value("set_member", tenant_id=ann.tenant, user_id=bob.id, role=role)
     webhook(sql, ann.tenant)

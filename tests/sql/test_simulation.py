@@ -27,7 +27,7 @@ from penstock.job_list j join penstock.task_list t on t.job_id = j.id order by 1
 
 
 class Simulation:
-    """Draws what happens next; the database decides what comes of it."""
+    """Draws the next event; the database decides its outcome."""
 
     def __init__(self, sql: Contract, clock: Clock, seed: int) -> None:
         self._sql, self._clock, self._chance = sql, clock, random.Random(seed)
@@ -116,7 +116,7 @@ class Simulation:
 
 
 def history(sql: Contract, clock: Clock, seed: int) -> list[str]:
-    """Run a simulation, checking what must always hold, and return what happened."""
+    """Run a simulation, check the invariants after each step, and return the history."""
     with sql.connection.transaction(force_rollback=True):
         simulation = Simulation(sql, clock, seed)
         for _ in range(STEPS):

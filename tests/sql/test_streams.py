@@ -78,7 +78,7 @@ def test_streams_are_bounded(sql: Contract) -> None:
 
 @pytest.mark.parametrize("batch", [1, 40])
 def test_a_worker_that_counts_wrong_cannot_fill_the_database(sql: Contract, batch: int) -> None:
-    """S91: a worker in another language may say that it has sent nothing yet, each time."""
+    """S91: a worker in another language may report zero sent bytes each time."""
     sql.start(1)
     task = sql.claim_one()
     # Random, so that the database cannot compress it.

@@ -20,8 +20,8 @@ def keys(tasks: list[Any]) -> list[str]:
 
 
 class TestGraph:
-    def test_a_task_starts_when_what_it_comes_after_has_succeeded(self, sql: Contract) -> None:
-        """R1.3/order: an order by sequence alone would run a PDF before its text."""
+    def test_a_task_starts_once_its_dependencies_have_succeeded(self, sql: Contract) -> None:
+        """R1.3/order: order by creation alone would run a PDF before its text."""
         job = sql.start(graph(text="", pdf="text", audio="pdf"))
         assert sql.states(job) == {"text": "queued", "pdf": "blocked", "audio": "blocked"}
         for key in ("text", "pdf", "audio"):
@@ -44,7 +44,7 @@ class TestGraph:
         assert sql.progress(job)["done"] == 3
 
     def test_outputs_arrive_under_their_keys(self, sql: Contract) -> None:
-        """R1.3/outputs: a task receives the outputs of what it comes after, under input.after.<key>."""
+        """R1.3/outputs: a task receives the outputs of its dependencies under input.after.<key>."""
         tasks = graph(a="", b="", c="a b")
         tasks[2]["input"] = {"own": 1}
         sql.start(tasks)
@@ -88,7 +88,7 @@ class TestGraph:
         assert sql.status(job) == "completed"
 
     def test_outputs_that_do_not_fit_together_are_left_out(self, sql: Contract) -> None:
-        """A thousand large outputs would stop whoever claims the task that comes after them, and so the whole lane."""
+        """Otherwise a claim of their dependent task would fail, and so the whole lane."""
         sql.value("set_setting", name="max_output_bytes", value=Jsonb(1000))
         names = [f"p{n}" for n in range(80)]
         sql.start(
@@ -118,8 +118,8 @@ class TestGraph:
         assert sql.status(job) == "completed"
 
     @pytest.mark.parametrize("shape", ["fan-in", "pairs"])
-    def test_ending_tasks_reads_only_their_own_part_of_the_graph(self, sql: Contract, shape: str) -> None:
-        """Else a large graph would take the square of its size."""
+    def test_ending_tasks_reads_only_their_part_of_the_graph(self, sql: Contract, shape: str) -> None:
+        """Otherwise the time of a large graph would grow with the square of its size."""
         names = [f"p{n}" for n in range(1500)]
         if shape == "fan-in":
             last = [{"kind": "other", "key": "sum", "after": names}]
@@ -193,7 +193,9 @@ class TestGraph:
         assert sql.status(job) == "completed"
         sql.check()
 
-    def test_a_task_of_its_own_start_waits_for_that_too(self, sql: Contract, clock: Clock) -> None:
+    def test_a_scheduled_task_waits_for_its_time_and_its_dependencies(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         at = (clock.now() + timedelta(hours=1)).isoformat()
         sql.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a"], "run_at": at}])
         sql.complete(sql.claim_one())
@@ -203,7 +205,7 @@ class TestGraph:
         assert sql.upkeep()["promoted"] == 1
         assert keys(sql.claim(5)) == ["b"]
 
-    def test_its_time_comes_while_it_is_blocked(self, sql: Contract, clock: Clock) -> None:
+    def test_a_scheduled_task_whose_time_has_come_stays_blocked(self, sql: Contract, clock: Clock) -> None:
         at = (clock.now() + timedelta(hours=1)).isoformat()
         sql.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a"], "run_at": at}])
         task = sql.claim_one(seconds=86_400)
@@ -248,7 +250,7 @@ class TestFailedParent:
         assert sql.status(job) == "failed"
         sql.check()
 
-    def test_a_child_may_run_whatever_becomes_of_its_parents(self, sql: Contract) -> None:
+    def test_after_failure_runs_a_child_of_failed_parents(self, sql: Contract) -> None:
         """after_failure: run — a clean-up, or a summary of what there is."""
         tasks = graph(a="", b="", report="a b")
         tasks[2]["after_failure"] = "run"
@@ -262,7 +264,7 @@ class TestFailedParent:
         assert sql.status(job) == "failed"
         sql.check()
 
-    def test_also_when_its_parent_was_canceled(self, sql: Contract) -> None:
+    def test_after_failure_runs_a_child_of_a_canceled_parent(self, sql: Contract) -> None:
         tasks = graph(a="", b="a", c="b", last="c")
         tasks[3]["after_failure"] = "run"
         job = sql.start(tasks)
@@ -292,7 +294,7 @@ class TestFailedParent:
         assert sql.status(job) == "failed"
         sql.check()
 
-    def test_a_deep_chain_ends_in_one_go(self, sql: Contract) -> None:
+    def test_a_deep_chain_is_canceled_in_one_call(self, sql: Contract) -> None:
         chain = [{"kind": "work", "key": f"t{n}", "after": [f"t{n - 1}"] if n else []} for n in range(500)]
         job = sql.start(chain)
         sql.kill(sql.claim_one())
@@ -320,7 +322,7 @@ class TestAdd:
         sql.complete_all(list(claimed.values()))
         assert sql.status(job) == "completed"
 
-    def test_the_last_task_may_add_another_and_end(self, sql: Contract) -> None:
+    def test_the_last_task_may_add_another_before_it_ends(self, sql: Contract) -> None:
         job = sql.start()
         for _ in range(5):
             task = sql.claim_one()
@@ -334,7 +336,7 @@ class TestAdd:
         "parent", ["queued", "parked", "running", "succeeded", "failed", "canceled", "blocked"]
     )
     def test_after_a_task_in_any_state(self, sql: Contract, clock: Clock, parent: str) -> None:
-        """Existing parents: those to come are waited for, those that ended count at once."""
+        """The new task waits for parents that have not ended."""
         job = sql.start(graph(root="", p="root", q="root", keep=""))
         root, keep = sql.claim(2)
         if parent != "blocked":
@@ -375,7 +377,7 @@ class TestAdd:
         assert sql.status(job) in ("completed", "failed")
         sql.check()
 
-    def test_does_not_disturb_those_who_wait_already(self, sql: Contract) -> None:
+    def test_adding_a_child_does_not_release_waiting_tasks(self, sql: Contract) -> None:
         """A new child of an ended parent does not count that parent a second time for its older children."""
         job = sql.start(graph(a="", b="", c="a b"))
         a, b = sql.claim(2)
@@ -408,7 +410,7 @@ class TestAdd:
         assert sql.status(job) == "completed"
 
     @pytest.mark.parametrize("state", ["completed", "failed", "canceled"])
-    def test_an_ended_job_takes_no_more(self, sql: Contract, state: str) -> None:
+    def test_adding_to_an_ended_job_is_refused(self, sql: Contract, state: str) -> None:
         job = sql.start(graph(a=""))
         task = sql.claim_one()
         {"completed": sql.complete, "failed": sql.kill, "canceled": lambda _: sql.cancel(job)}[state](task)
@@ -418,8 +420,8 @@ class TestAdd:
         assert refusal.details["status"] == state
         assert sql.snapshot() == before
 
-    def test_a_key_stands_for_one_task(self, sql: Contract) -> None:
-        """R0.1/row-once: a row never makes two tasks in a job."""
+    def test_a_key_makes_one_task(self, sql: Contract) -> None:
+        """R0.1/row-once: a row makes at most one task in a job."""
         rows = [{"kind": "work", "idempotency_key": f"row:{n}"} for n in range(3)]
         job = sql.start(rows)
         assert sql.progress(job)["total"] == 3
@@ -505,7 +507,7 @@ def shown(value: Any) -> str | None:
 
 
 class TestBadInput:
-    """R1.3/refused: refused with a stable code and the field's name, and nothing is left behind."""
+    """R1.3/refused: refused with a stable code and the field's name; nothing is stored."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("task", "status", "code", "field"), BAD, ids=shown)
@@ -525,12 +527,12 @@ class TestBadInput:
             sql.add(job, [{"kind": "work", "key": "first"}, task])
         assert sql.snapshot() == before
 
-    def test_a_circle_is_refused(self, sql: Contract) -> None:
+    def test_a_cycle_is_refused(self, sql: Contract) -> None:
         with sql.refused(422, "cycle", field="tasks[1].after"):
             sql.start(graph(root="", a="c root", b="a", c="b", leaf="c"))
         assert sql.one("select count(*) from penstock.jobs") == 0
 
-    def test_a_key_that_is_there_already_is_refused(self, sql: Contract) -> None:
+    def test_an_existing_key_is_refused(self, sql: Contract) -> None:
         job = sql.start(graph(a=""))
         with sql.refused(409, "duplicate_key") as refusal:
             sql.add(job, graph(a=""))
@@ -557,7 +559,7 @@ class TestBadInput:
         ['{"x": "\\u0000"}', '{"\\u0000": 1}', '{"x": "\\ud800"}', '{"x": "\\udc00\\ud800"}'],
         ids=["nul", "nul in a key", "half a surrogate", "surrogates reversed"],
     )
-    def test_text_that_cannot_be_stored_never_gets_in(self, sql: Contract, text: str) -> None:
+    def test_text_that_cannot_be_stored_is_refused(self, sql: Contract, text: str) -> None:
         """NUL and lone surrogates: PostgreSQL's own type refuses them, with SQLSTATE 22P05 or 22P02."""
         job = sql.start()
         before = sql.snapshot()
@@ -579,8 +581,8 @@ class TestBadInput:
         ],
         ids=["1e100000", "-1e400", "1e309", "65 deep", "70 deep", "5000 deep"],
     )
-    def test_documents_that_readers_choke_on_are_refused(self, sql: Contract, value: str) -> None:
-        """Huge numbers and deep nesting: a few bytes that no other language can read back."""
+    def test_documents_that_clients_cannot_parse_are_refused(self, sql: Contract, value: str) -> None:
+        """Huge numbers and deep nesting: a few bytes that other languages cannot parse."""
         before = sql.snapshot()
         tasks = f'[{{"kind": "work"}}, {{"kind": "work", "input": {{"x": {value}}}}}]'
         options = Jsonb({"tenant_id": str(sql.tenant)})
@@ -595,14 +597,14 @@ class TestBadInput:
         assert sql.snapshot() == before
 
     @pytest.mark.parametrize("value", ["1e308", "-1e308", "1e-400", "0.1", "[" * 62 + "]" * 62, str(2**64)])
-    def test_documents_that_readers_can_read_are_kept(self, sql: Contract, value: str) -> None:
+    def test_documents_that_clients_can_parse_are_stored(self, sql: Contract, value: str) -> None:
         tasks = f'[{{"kind": "work", "input": {{"x": {value}, "y": "{"." * 200}"}}}}]'
         options = Jsonb({"tenant_id": str(sql.tenant)})
         job = sql.one("select penstock.start_job('x', '{}', %s::jsonb, %s)", tasks, options)
         kept = sql.one("select (input -> 'x')::text from penstock.tasks where job_id = %s", job)
         assert sql.one("select %s::jsonb = %s::jsonb", kept, value)
 
-    def test_unusual_text_is_kept_as_it_is(self, sql: Contract) -> None:
+    def test_unusual_text_is_stored_unchanged(self, sql: Contract) -> None:
         text = "é\u200b\U0001f600'\"\\\n\t--;$$ %s {}"
         name = text.replace("\n", "").replace("\t", "")
         job = sql.start(

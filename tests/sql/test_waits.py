@@ -20,7 +20,7 @@ DAY = 86400
 
 
 def waiting(sql: Contract, **options: Any) -> db.Row:
-    """A task that waits for an approval, as it was claimed."""
+    """A task that waits for an approval; returns its claim."""
     sql.start(1)
     task = sql.claim_one()
     assert sql.park(task, **options) == "parked"

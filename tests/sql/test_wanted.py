@@ -1,4 +1,4 @@
-"""Wanted slots: what could run now under limits, quotas and budgets, plus what runs."""
+"""Wanted slots: tasks that could run now under limits, quotas and budgets, plus running ones."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_unknown_duration_counts_what_fits_now(sql: Contract, clock: Clock) -
     assert wanted(sql) == (10, 10)
 
 
-def test_an_hour_that_is_used_up_wants_no_slots(sql: Contract, clock: Clock) -> None:
+def test_a_used_up_hourly_limit_wants_no_slots(sql: Contract, clock: Clock) -> None:
     clock.freeze()
     sql.provider(NAME, requests_per_hour=10)
     sql.start(calls(30))

@@ -1,4 +1,4 @@
-"""Workers: what every reader sees of one that reports, is late, is gone, or has stopped."""
+"""Workers: the visible state of one that reports, is late, is gone or has stopped."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_one_worker_leads_upkeep_until_it_falls_silent(sql: Any) -> None:
     assert (lead(sql, "second"), lead(sql, "first")) == (True, False)
 
 
-def test_a_worker_that_stops_gives_the_lead_up(sql: Any) -> None:
+def test_a_worker_that_stops_gives_up_the_lead(sql: Any) -> None:
     assert lead(sql, "first")
     assert not lead(sql, "first", is_able=False)
     assert not lead(sql, "second", is_able=False)
@@ -97,7 +97,7 @@ def test_a_worker_that_stops_gives_the_lead_up(sql: Any) -> None:
     assert lead(sql, "third")
 
 
-def test_of_workers_that_ask_at_once_one_leads(db: testing.Database) -> None:
+def test_of_workers_that_ask_at_the_same_time_one_leads(db: testing.Database) -> None:
     """The second one does not wait for the first one's transaction."""
     with db.connect() as first, db.connect() as second:
         first.autocommit = second.autocommit = True
