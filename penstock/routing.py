@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -50,6 +50,7 @@ _OF_FILE: LiteralString = "select tenant_id from penstock.artifacts where id = %
 _OF_INVITATION: LiteralString = "select tenant_id from penstock.invitations where digest = %s"
 _OF_WAIT: LiteralString = """\
 select w.tenant_id from penstock.wait_links l join penstock.waits w on w.id = l.wait_id where l.token = %s"""
+_OF_TENANT: LiteralString = "select id from penstock.tenants where id = %s"
 _OF_USER: LiteralString = """\
 select m.tenant_id from penstock.members m
 left join penstock.profiles p on p.user_id = m.user_id and p.tenant_id = m.tenant_id
@@ -72,6 +73,13 @@ _PATHS: tuple[tuple[str, re.Pattern[str], LiteralString, Callable[[str], object]
     ("wait", re.compile(r"/answers/([0-9a-f]{64})$"), _OF_WAIT, str),
     ("invitation", re.compile(r"/dashboard/invitations/([^/]{1,100})(?:/|$)"), _OF_INVITATION, _digest),
 )
+
+
+class Found(NamedTuple):
+    """A tenant, and a cell that has a row of it."""
+
+    tenant: UUID
+    cell: int
 
 
 class Router:
@@ -109,7 +117,7 @@ class Cells:
         self._pools: dict[int, db.Pool] = {}
         self._places: dict[UUID, int] = {}
         self._seen: datetime | None = None
-        self._tenants: OrderedDict[tuple[str, object], UUID] = OrderedDict()
+        self._tenants: OrderedDict[tuple[str, object], Found] = OrderedDict()
         # Python 3.11 can drop a cancellation (see upkeep.end): loops also read this.
         self._is_ending = asyncio.Event()  # That of `running`: it belongs to one event loop.
 
@@ -124,33 +132,40 @@ class Cells:
         headers = Headers(scope=scope)
         credential = _credential(headers)
         if credential and _KEY.fullmatch(credential):
-            tenant = await self._guess(scope, "key", _OF_KEY, _digest(credential))
-            if tenant is not None:
-                return self.place(tenant)
+            known = await self._guess(scope, "key", _OF_KEY, _digest(credential))
+            if known is not None:
+                return self.place(known)
         chosen = _chosen(scope, headers)
         if isinstance(chosen, UUID):
-            return self.place(chosen)
+            return await self._place_of(scope, chosen)
         if chosen is not None:
             if chosen not in self.cells:
                 raise NotFound(f"there is no cell {chosen}", code="unknown_cell")
             return chosen
         if found := _STORED.match(_path(scope)):
-            return self.place(UUID(found[1]))
+            return await self._place_of(scope, UUID(found[1]))
         for what, pattern, statement, value_of in _PATHS:
             if found := pattern.match(_path(scope)):
-                tenant = await self._guess(scope, what, statement, value_of(found[1]))
-                if tenant is not None:
-                    return self.place(tenant)
+                known = await self._guess(scope, what, statement, value_of(found[1]))
+                if known is not None:
+                    return self.place(known)
         kept = _kept(scope, headers)
         if kept in self.cells:
             return kept
         user = await self._user(credential)
-        tenant = await self._find("user", _OF_USER, user) if user else None
-        return self.home if tenant is None else self.place(tenant)
+        known = await self._find("user", _OF_USER, user) if user else None
+        return self.home if known is None else self.place(known)
 
-    def place(self, tenant: UUID) -> int:
-        """The cell of a tenant: that of the directory unless it has moved."""
-        return self._places.get(tenant, self.home)
+    def place(self, found: Found) -> int:
+        """The cell of a tenant: as the directory says; of one that never moved, the cell that made it."""
+        return self._places.get(found.tenant, found.cell)
+
+    async def _place_of(self, scope: Scope, tenant: UUID) -> int:
+        """The cell of a tenant that a request names."""
+        if tenant in self._places:
+            return self._places[tenant]
+        found = await self._guess(scope, "tenant", _OF_TENANT, tenant)
+        return self.home if found is None else self.place(found)
 
     def application(self, number: int) -> FastAPI | None:
         """The application of a cell; None for the directory's own. Raises Unavailable while it is away."""
@@ -168,22 +183,22 @@ class Cells:
             return UUID(str((await self._tokens.verify(credential)).get("sub")))
         return None
 
-    async def _guess(self, scope: Scope, what: str, statement: LiteralString, value: object) -> UUID | None:
+    async def _guess(self, scope: Scope, what: str, statement: LiteralString, value: object) -> Found | None:
         """The tenant of a key or an address. Raises Limited for a client that guesses too many.
 
         Nobody has checked this request yet, and each unknown value costs a query in every cell.
         """
-        if tenant := self._tenants.get((what, value)):
+        if known := self._tenants.get((what, value)):
             self._tenants.move_to_end((what, value))
-            return tenant
+            return known
         client = f"nobody:{(scope.get('client') or ('',))[0]}"
         self._rate.take(client)
-        tenant = await self._find(what, statement, value)
-        if tenant is not None:
+        known = await self._find(what, statement, value)
+        if known is not None:
             self._rate.give(client)
-        return tenant
+        return known
 
-    async def _find(self, what: str, statement: LiteralString, value: object) -> UUID | None:
+    async def _find(self, what: str, statement: LiteralString, value: object) -> Found | None:
         """The tenant of a key, an address or a user: asks the cells in turn, and remembers what they say.
 
         Only users change their tenant. Raises Unavailable if a cell that may know it is away.
@@ -201,15 +216,16 @@ class Cells:
                 continue
             # A row that a tenant has left behind names the tenant, too: its place is in the directory.
             if rows and rows[0][0] is not None:
+                found = Found(rows[0][0], number)
                 if what != "user":
-                    self._remember((what, value), rows[0][0])
-                return rows[0][0]
+                    self._remember((what, value), found)
+                return found
         if away is not None and what != "user":
             raise _away(away)
         return None
 
-    def _remember(self, key: tuple[str, object], tenant: UUID) -> None:
-        self._tenants[key] = tenant
+    def _remember(self, key: tuple[str, object], found: Found) -> None:
+        self._tenants[key] = found
         while len(self._tenants) > _MOST_KNOWN:
             self._tenants.popitem(last=False)
 

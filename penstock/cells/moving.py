@@ -11,27 +11,23 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from penstock.cells.addresses import Cell, one
-from penstock.errors import Conflict, NotFound, TimedOut
+from penstock.cells.checks import cell_of, check_move, one_row, opened, require_same_schema
+from penstock.errors import Conflict, TimedOut
 from penstock.postgres import db
 
 GRACE_SECONDS = 60
 """How long the old rows stay after the switch: API processes that have not noticed it still read them."""
+_BEFORE_SWITCH = ("drain", "copy", "verify", "switch")
 _COPIES = 3
 _BATCH = 20_000
 _WAIT_SECONDS = 0.2
 _FIRST = ("penstock.tenants", "penstock.endpoints", "penstock.prices")
 _MAPPED = {"lane_id": "lane", "gated_lane_id": "lane", "endpoint_id": "endpoint", "price_id": "price"}
-_FORMAT = (
-    "set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres';"
-    " set extra_float_digits = 1; set bytea_output = 'hex'"
-)
-
 Tell = Callable[[str], None]
 
 
@@ -58,7 +54,7 @@ class Move:
 
     def record(self, step: str | None, counts: dict[str, int] | None = None) -> str | None:
         """Record the next step in the directory."""
-        row = _one(
+        row = one_row(
             self.directory,
             "select (penstock.record_move(%s, %s, %s)).step",
             (self.tenant, step, Jsonb(counts) if counts else None),
@@ -86,40 +82,32 @@ def move(
 ) -> int:
     """Move a tenant to another cell, or continue a move. Returns the number of its cell afterwards."""
     own = next(iter(cells.values()))
-    with _opened(own, own) as (directory, _), _only_mover(own, tenant):
+    with opened(own, own) as (directory, _), _only_mover(own, tenant):
         placed = directory.execute(
             "select cell, moving_to from penstock.tenant_cells where tenant_id = %s", (tenant,)
         ).fetchone()
-        home = placed["cell"] if placed else own.number
+        home = placed["cell"] if placed else cell_of(cells, tenant)
         one(cells, to)
         if placed is None or placed["moving_to"] is None:
             if home == to or abort:
                 return home
-            _check(cells[home], cells[to], tenant)
-        begun = _one(directory, "select * from penstock.begin_move(%s, %s, %s)", (tenant, own.number, to))
+            check_move(one(cells, home), cells[to], tenant)
+        begun = one_row(directory, "select * from penstock.begin_move(%s, %s, %s)", (tenant, home, to))
         # After the switch, `cell` is already the new one.
         source = one(cells, home if begun["moving_from"] is None else begun["moving_from"])
-        with _opened(source, cells[to]) as (old, new):
+        with opened(source, cells[to]) as (old, new):
             moving = Move(tenant, directory, old, new, time.monotonic() + seconds, tell)
             if abort:
                 _abort(moving, begun["step"])
                 return begun["cell"]
             step: str | None = begun["step"]
+            if step in _BEFORE_SWITCH:
+                # Perhaps hours after the move began: one of the cells may have been migrated since.
+                require_same_schema(old, new, source, cells[to])
             while step is not None:
                 tell(step)
                 step = _STEPS[step](moving)
     return to
-
-
-@contextmanager
-def _opened(source: Cell, target: Cell) -> Generator[tuple[db.SyncConnection, db.SyncConnection]]:
-    with (
-        db.connect(source.database_url, name="penstock cells", wait_seconds=5) as old,
-        db.connect(target.database_url, name="penstock cells", wait_seconds=5) as new,
-    ):
-        for connection in (old, new):
-            connection.execute(_FORMAT)
-        yield old, new
 
 
 @contextmanager
@@ -131,50 +119,12 @@ def _only_mover(own: Cell, tenant: UUID) -> Generator[None]:
             " where name in ('idle_in_transaction_session_timeout', 'transaction_timeout')"
         )
         key = f"penstock.move:{tenant}"
-        got = _one(guard, "select pg_try_advisory_xact_lock(hashtextextended(%s, 0)) as got", (key,))["got"]
+        got = one_row(guard, "select pg_try_advisory_xact_lock(hashtextextended(%s, 0)) as got", (key,))[
+            "got"
+        ]
         if not got:
             raise Conflict("another command is moving this tenant", code="move_in_progress")
         yield
-
-
-def _check(source: Cell, target: Cell, tenant: UUID) -> None:
-    """Reject a move that cannot succeed, before anything changes."""
-    versions = "select name from %s order by name"
-    with _opened(source, target) as (old, new):
-        if old.execute("select from penstock.tenants where id = %s", (tenant,)).fetchone() is None:
-            raise NotFound("there is no such tenant", code="unknown_tenant")
-        for connection, cell in ((old, source), (new, target)):
-            is_owner = _one(
-                connection,
-                "select pg_has_role(nspowner, 'member') as yes from pg_namespace where nspname = 'penstock'",
-            )["yes"]
-            if not is_owner:
-                raise Conflict(f"the login of cell {cell.number} does not own the schema penstock")
-            number = _one(connection, "select value from penstock.settings where name = 'cell'")["value"]
-            if number != cell.number:
-                raise Conflict(
-                    f"the database of cell {cell.number} says that it is cell {number}", code="invalid_cell"
-                )
-        schemas = [r["schema_name"] for r in old.execute("select * from penstock._platform_schemas()")]
-        there = {r["schema_name"] for r in new.execute("select * from penstock._platform_schemas()")}
-        for schema in schemas:
-            query = versions % f'"{schema}".migrations'
-            if schema not in there or _names(old, query) != _names(new, query):
-                raise Conflict(
-                    f"the schema {schema} differs between cells {source.number} and {target.number}",
-                    code="schema_differs",
-                    hint="Run penstock cells migrate first.",
-                )
-
-
-def _names(connection: db.SyncConnection, query: str) -> list[str]:
-    return [row["name"] for row in connection.execute(query.encode())]
-
-
-def _one(connection: db.SyncConnection, query: str, arguments: Sequence[Any] = ()) -> db.Row:
-    row = connection.execute(query.encode(), arguments).fetchone()
-    assert row is not None
-    return row
 
 
 # The steps. Each may run again after a crash.
@@ -184,21 +134,21 @@ def _drain(move: Move) -> str | None:
     _suspend(move.source, move.tenant, "draining")
     _wait_for_older(move)
     while True:
-        left = _one(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
+        left = one_row(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
         if not any(left.values()):
             break
         if left["leases"]:
             # Workers of this cell do this, too; there may be none.
             move.source.execute("select penstock.reclaim_stale_tasks()")
         if not left["jobs"] or left["leases"]:
-            move.wait(f"{left['leases']} running tasks")
+            move.wait(f"{left['leases']} running tasks" if left["leases"] else "messages that are being sent")
     # A handler may have started a job as its last act.
     _suspend(move.source, move.tenant, "frozen")
     _wait_for_older(move)
-    left = _one(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
+    left = one_row(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
     while any(left.values()):
         move.wait("tasks that started before the tenant was frozen")
-        left = _one(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
+        left = one_row(move.source, "select * from penstock._drain_tenant(%s)", (move.tenant,))
     return move.record("copy")
 
 
@@ -242,7 +192,7 @@ def _clear_target(move: Move) -> None:
     found = move.target.execute("select from penstock.tenants where id = %s", (move.tenant,)).fetchone()
     while (
         found is not None
-        and _one(
+        and one_row(
             move.target,
             "select penstock._delete_tenant_rows(%s, %s, false) as name",
             (move.tenant, _BATCH),
@@ -261,7 +211,7 @@ def _copy_tables(move: Move) -> None:
         for row in move.source.execute("select * from penstock._tenant_tables(%s)", (move.tenant,))
     ]
     move.target.execute("select set_config('penstock.moving', 'on', true)")
-    numbers = _one(
+    numbers = one_row(
         move.source,
         "select (select last_value from penstock.lease_numbers) as leases,"
         " (select last_value from penstock.change_seqs) as changes",
@@ -407,7 +357,7 @@ def _switch(move: Move) -> str | None:
 
 def _activate(move: Move) -> str | None:
     _suspend(move.target, move.tenant, None)
-    while _one(move.target, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
+    while one_row(move.target, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
         pass
     return move.record("remove")
 
@@ -417,10 +367,10 @@ def _remove(move: Move) -> str | None:
         "select penstock._now() > switched_at + make_interval(secs => %s) as over, counts"
         " from penstock.tenant_cells where tenant_id = %s"
     )
-    while not (state := _one(move.directory, query, (GRACE_SECONDS, move.tenant)))["over"]:
+    while not (state := one_row(move.directory, query, (GRACE_SECONDS, move.tenant)))["over"]:
         move.wait("processes that have not noticed the move")
     _refuse_late_rows(move, state["counts"])
-    while _one(
+    while one_row(
         move.source, "select penstock._delete_tenant_rows(%s, %s, true) as name", (move.tenant, _BATCH)
     )["name"]:
         pass
@@ -452,7 +402,7 @@ def _abort(move: Move, step: str) -> None:
     with move.target.transaction():
         _clear_target(move)
     _suspend(move.source, move.tenant, None)
-    while _one(move.source, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
+    while one_row(move.source, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
         pass
     move.record(None)
 

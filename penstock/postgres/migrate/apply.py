@@ -109,6 +109,8 @@ class _Migration:
                 ran.append(file.name)
             else:
                 policies = self._change_code(runner)
+                if ran or self.done:
+                    self._number_rows()
         self.done += ran
         self._policies = policies
         return alone
@@ -169,6 +171,13 @@ class _Migration:
         record_code(self.connection, self.source, unfinished=later)
         _refuse_breaches(self.connection, self.source)
         return later
+
+    def _number_rows(self) -> None:
+        """Give new tables the range of row numbers of this cell, before anything is written to them."""
+        found = "select to_regprocedure('penstock._number_rows(integer)') is not null"
+        if rows(self.connection, found)[0][0]:
+            number = "(select value::text::integer from penstock.settings where name = 'cell')"
+            execute(self.connection, f"select penstock._number_rows({number})")
 
     def _change_policies(self, policies: list[Unit]) -> None:
         with self.connection.transaction():

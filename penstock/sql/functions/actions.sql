@@ -13,12 +13,13 @@ begin
   if p_verb in ('replay', 'discard') then
     return array(
       select d.id::text from dead_letters d where d.id = any (p_subjects::bigint[])
-        and (p_user_id is null or exists (
+        and d.tenant_id <> all (_suspended_tenants()) and (p_user_id is null or exists (
         select from members m where m.tenant_id = d.tenant_id and m.user_id = p_user_id
           and m.role = any (v_roles))) order by d.id);
   end if;
   return array(
-    select j.id::text from jobs j where j.id = any (p_subjects::uuid[]) and (p_user_id is null or exists (
+    select j.id::text from jobs j where j.id = any (p_subjects::uuid[])
+      and j.tenant_id <> all (_suspended_tenants()) and (p_user_id is null or exists (
       select from members m where m.tenant_id = j.tenant_id and m.user_id = p_user_id
         and m.role = any (v_roles))) order by j.id);
 end
@@ -194,6 +195,10 @@ begin
   end;
   perform _check_open_subjects(v_user_id, v_total);
   -- Only what exists and the caller may change is queued: invented ids would keep the workers busy.
+  if v_user_id is not null then
+    perform _require_active(m.tenant_id) from members m
+    where m.user_id = v_user_id and m.tenant_id = _tenant_of_subject(p_verb, p_subjects[1]);
+  end if;
   v_allowed := _permitted_subjects(p_verb, p_subjects, v_user_id);
   if v_user_id is not null and cardinality(v_allowed) > 0 then
     v_tenant_id := _tenant_of_subject(p_verb, v_allowed[1]);
@@ -232,7 +237,8 @@ begin
   for v_id in select a.id from (
       select id, created_at, sum(done + refused) over (partition by tenant_id) as served_tenant,
         sum(done + refused) over (partition by user_id) as served_user
-      from actions where finished_at is null) as a
+      from actions where finished_at is null
+        and (tenant_id is null or tenant_id <> all (_suspended_tenants()))) as a
     order by a.served_tenant, a.served_user, a.created_at limit 20 loop
     v_count := _run_action_batch(v_id, p_bite);
     -- One batch per transaction, because it keeps the locks of everything it changed.

@@ -321,6 +321,7 @@ begin
   update billing_accounts set customer_id = null, checkout_id = null, created_at = _now()
   where customer_id = p_customer_id returning tenant_id into v_tenant_id;
   if found then
+    perform _require_active(v_tenant_id);
     perform _audit(v_tenant_id, 'billing.customer_deleted', null, left('customer:' || p_customer_id, 300));
   end if;
   return v_tenant_id;

@@ -308,6 +308,8 @@ declare
   v_ids bigint[] := _matching_letters(p_filter);
   v_count integer;
 begin
+  perform _require_active(t.tenant_id) from (
+    select distinct d.tenant_id from dead_letters d where d.id = any (v_ids)) as t;
   -- A letter that is being replayed right now is skipped.
   with gone as (
     delete from dead_letters

@@ -107,6 +107,7 @@ begin
   if found then
     -- Lock order: the tenant first, as everything that changes members does.
     perform from tenants where id = v_invitation.tenant_id for update;
+    perform _require_active(v_invitation.tenant_id);
     select * into v_invitation from invitations where id = v_invitation.id for update;
   end if;
   if v_invitation.id is null or v_invitation.status <> 'pending' or v_invitation.expires_at <= _now() then

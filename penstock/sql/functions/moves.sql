@@ -68,11 +68,15 @@ begin
     select h.job_id from chores h where h.tenant_id = p_tenant_id order by h.created_at limit 20) as c;
   select count(*) into leases from leases l where l.tenant_id = p_tenant_id;
   select count(*) into chores from chores h where h.tenant_id = p_tenant_id;
+  -- A message that is being sent: the other database would send it again.
+  chores := chores + (select count(*) from notifications n where n.tenant_id = p_tenant_id
+    and n.status = 'sending' and n.next_try_at > _now());
   select count(*) into jobs from jobs j where j.tenant_id = p_tenant_id and j.status in ('queued', 'running');
 end
 $$;
 comment on function penstock._drain_tenant(uuid) is
-  'Pauses the next jobs of a tenant, parks their tasks, and says what still runs.';
+  'Pauses the next jobs of a tenant, parks their tasks, and says what still runs; chores include messages that '
+  'are being sent.';
 
 create or replace function penstock._resume_moved(p_tenant_id uuid)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
@@ -110,6 +114,9 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
       'route_failures', 'task_sums', 'cost_sums', 'tenant_cells', 'operator_alerts']) then null
     when schema = 'penstock' and name = 'tenants' then format('id = %L', p_tenant_id)
     when schema = 'penstock' and name = 'requests' then format('actor in (select ''user:'' || m.user_id '
+      'from penstock.members m where m.tenant_id = %L)', p_tenant_id)
+    -- So that members who sign in there are the same people.
+    when schema = 'penstock' and name = 'identities' then format('user_id in (select m.user_id '
       'from penstock.members m where m.tenant_id = %L)', p_tenant_id)
     when schema = 'penstock' and name = 'action_items' then format('action_id in (select a.id '
       'from penstock.actions a where a.tenant_id = %L)', p_tenant_id)

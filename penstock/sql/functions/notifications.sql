@@ -307,6 +307,7 @@ create or replace function penstock._check_outcome(
   p_tenant_id uuid, p_scope text, p_is_success boolean, p_code text, p_message text, p_options jsonb)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 begin
+  perform _require_active(p_tenant_id);
   perform _check_clean(p_scope, 'scope', 'invalid_scope');
   perform _check_clean(p_code, 'code', 'invalid_outcome');
   perform _check_fields(p_options, array['job_id', 'task_id', 'details'], 'outcome');

@@ -277,7 +277,9 @@ begin
   where id = p_operation_id
     or p_operation_id is null and provider = p_provider and external_id = p_external_id
   order by id desc limit 1 for update;
-  if not found then
+  -- Of a tenant that moves, the other database asks the provider itself.
+  if not found or exists (
+      select from tenants where id = v_operation.tenant_id and suspended = 'frozen') then
     return 'unmatched';
   end if;
   update operations set webhook_received_at = _now(), is_told = true where id = v_operation.id;

@@ -5,8 +5,8 @@ create or replace function penstock.set_provider_key(p_provider text, p_host tex
   p_wrapped_key bytea, p_master_id text, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  if p_tenant_id is not null then
+    perform _require_tenant(p_tenant_id);
   end if;
   insert into provider_keys as k
     (tenant_id, provider, host, sealed, wrapped_key, master_id, created_by, created_at)
@@ -47,6 +47,7 @@ comment on function penstock.list_provider_keys() is 'The keys of providers, wit
 create or replace function penstock.remove_provider_key(p_provider text, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  perform _require_active(p_tenant_id);
   delete from provider_keys k
   where k.provider = p_provider and k.tenant_id is not distinct from p_tenant_id;
   if not found then

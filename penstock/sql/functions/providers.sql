@@ -42,8 +42,8 @@ begin
   end if;
   perform _check_fields(p_values, c_fields, 'provider');
   perform _check_features(p_values -> 'features');
-  if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  if p_tenant_id is not null then
+    perform _require_tenant(p_tenant_id);
   end if;
   select * into v_old from endpoints where name = p_name and tenant_id is not distinct from p_tenant_id
   for no key update;
@@ -148,6 +148,7 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_id integer;
 begin
+  perform _require_active(p_tenant_id);
   update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null,
     is_exhausted = false, pace = 1, requests_limit = null, tokens_limit = null
   from endpoints e

@@ -154,7 +154,9 @@ begin
   select * into v_operation from operations where id = p_operation_id for update;
   if not found then
     perform _refuse(404, 'unknown_operation', 'there is no such operation');
-  elsif v_operation.status not in ('timeout', 'canceled') then
+  end if;
+  perform _require_active(v_operation.tenant_id);
+  if v_operation.status not in ('timeout', 'canceled') then
     return v_operation.status;
   elsif v_operation.status = 'timeout' and p_outcome = 'completed' then
     v_revived := _revive_operation(v_operation);

@@ -320,7 +320,8 @@ declare
   v_reasons text[];
 begin
   with due as (
-    select p.ctid from parked p where p.waits_for = 'refused' order by p.job_id, p.task_id
+    select p.ctid from parked p where p.waits_for = 'refused' and p.tenant_id <> all (_suspended_tenants())
+    order by p.job_id, p.task_id
     limit 1000 for update skip locked
   ), gone as (
     delete from parked p where p.ctid = any (array(select ctid from due))

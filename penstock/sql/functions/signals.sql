@@ -49,6 +49,7 @@ declare
   v_state endpoint_states;
   v_signal record;
 begin
+  perform _require_active(v_endpoint.tenant_id);
   begin
     select (p_signal ->> 'status')::integer as status,
       coalesce((p_signal ->> 'exhausted')::boolean, false) as exhausted,

@@ -258,9 +258,8 @@ begin
         left(p_role, 100)));
   end if;
   perform 1 from tenants where id = p_tenant_id for update;
-  if not found then
-    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-  end if;
+  -- Also a member who leaves: the tenant's other database would still have the membership.
+  perform _require_tenant(p_tenant_id);
   -- The first check keeps strangers from locking a tenant. The roles may have changed while the call waited.
   perform _require_member_role(p_tenant_id, p_user_id, p_role);
   if p_role is not null and not exists (
