@@ -10,7 +10,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-3} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo apps test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
+.PHONY: help setup system-packages demo apps image test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 
 docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python -m scripts.docs
+
+image: ## Build the image with docker, podman or buildah, and print its size and how long it takes to start
+	@ARGS='$(ARGS)' scripts/image
 
 site: setup ## Build the documentation site into build/site, with a Markdown twin of each page and llms.txt
 	$(BIN)/python scripts/website.py

@@ -22,6 +22,7 @@ from typing import cast
 from bench import (
     api,
     bulks,
+    cells,
     dashboard,
     engine,
     flow,
@@ -64,6 +65,7 @@ PARTS = (
     "budget",
     "sheets",
     "scale",
+    "cells",
     "dashboard",
     "startup",
     "neighbour",
@@ -171,6 +173,7 @@ def main() -> None:
         show("budget", lambda: bulks.budgets(new(), size(100, 10)))
         show("sheets", lambda: sheets.pipeline(new(), size(10_000, 300)))
         show("scale", lambda: scale.measure(new, arguments.quick))
+        show("cells", lambda: beside(lambda other: cells.measure(new, other, arguments.quick)))
         show("startup", lambda: startup.startup(size(9, 3)))
         show("neighbour", lambda: neighbour.measure(new(), size(20_000, 2000), size(15, 5)))
         show("slides", lambda: slides.measure(new(), size(1_000_000, 20_000), size(500, 50)))
@@ -181,6 +184,13 @@ def main() -> None:
         show("streams", lambda: streams.measure(new(), size(1000, 50), size(10, 3)))
         show("waiting", lambda: waits.measure(new(), new(), size(1_000_000, 20_000), size(1500, 200)))
     save(figures, arguments.json, parts)
+
+
+def beside(measured: Callable[[Callable[[], str]], list[Figure]]) -> list[Figure]:
+    """Measure with a second server."""
+    with server.postgres() as second:
+        numbers = count(1)
+        return measured(lambda: second.create_database(f"bench_{next(numbers)}"))
 
 
 def side_by_side(

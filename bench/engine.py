@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,36 @@ def limit(dsn: str, n: int, clients: int) -> list[Figure]:
     with database(dsn) as connection:
         waiting_tasks(connection, tenant(connection, "limit"), n)
         analyze(connection)
-        script = (
-            "select array_agg(id) as ids, array_agg(lease) as leases\n"
-            "from penstock.claim_tasks('b' || :client_id, 500, '{noop}') \\gset\n"
-            "select count(*) from penstock.complete_tasks('b' || :client_id, :ids, :leases);\n"
-        )
-        path = Path(f"/tmp/penstock-bench-{time.monotonic_ns()}.sql")
-        path.write_text(script)
-        command = [pgbench(), "-n", "-c", str(clients), "-j", str(clients), "-M", "extended",
-                   "-t", str(n // 500 // clients), "-f", str(path), dsn]  # fmt: skip
-        with timer() as seconds:
-            subprocess.run(command, check=True, capture_output=True)
-        path.unlink()
+        with draining([(dsn, n, clients)]) as seconds:
+            pass
         done = _value(connection, "select count(*) from penstock.results")
     return [Figure(f"limit_{clients}", "pgbench, same statements", done / seconds(), "tasks/s")]
+
+
+@contextmanager
+def draining(parts: list[tuple[str, int, int]]) -> Iterator[Callable[[], float]]:
+    """Drain these databases (address, tasks, clients) side by side. Gives the seconds."""
+    script = (
+        "select array_agg(id) as ids, array_agg(lease) as leases\n"
+        "from penstock.claim_tasks('b' || :client_id, 500, '{noop}') \\gset\n"
+        "select count(*) from penstock.complete_tasks('b' || :client_id, :ids, :leases);\n"
+    )
+    path = Path(f"/tmp/penstock-bench-{time.monotonic_ns()}.sql")
+    path.write_text(script)
+    with timer() as seconds:
+        running = [
+            subprocess.Popen(
+                [pgbench(), "-n", "-c", str(clients), "-j", str(clients), "-M", "extended",
+                 "-t", str(n // 500 // clients), "-f", str(path), dsn],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )
+            for dsn, n, clients in parts
+        ]  # fmt: skip
+        codes = [process.wait() for process in running]
+    path.unlink()
+    if any(codes):
+        raise UnavailableError("pgbench failed")
+    yield seconds
 
 
 def pgbench() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bench import intake, measure, plots, pressure, routes, scale, uploads
+from bench import cells, intake, measure, plots, pressure, routes, scale, uploads
 from bench.measure import Figure
 from bench.peers import NAMES
 
@@ -468,9 +468,10 @@ def main() -> None:
     rows = json.loads(LATEST.read_text())
     (ROOT / "docs/benchmarks.md").write_text(page(rows))
     (ROOT / "README.md").write_text(readme(rows))
-    text = scale.page([Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows])
+    figures = [Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows]
+    text = scale.page(figures)
     if text:
-        (ROOT / "docs/scale.md").write_text(text)
+        (ROOT / "docs/scale.md").write_text("\n".join([text, *cells.lines(figures)]))
     print("wrote docs/benchmarks.md, docs/scale.md and the figures in README.md")
 
 

@@ -184,6 +184,11 @@ SCENES = [
         {"paced": Limits(requests_per_minute=300)},
     ),
     Scene(
+        "a provider that is away for 5 s",
+        [Arrival(0.05 * n, n % 4, 2 if n % 4 else 6, (("away", 0.2),)) for n in range(160)],
+        {"away": Limits(concurrency=12, closed=(2.0, 7.0))},
+    ),
+    Scene(
         "chains of three steps",
         [
             Arrival(0.3 * n, n % 5, 16, (("write", 0.4), ("typeset", 0.05), ("narrate", 0.3)))
@@ -217,9 +222,7 @@ def perform(scene: Scene, dsn: str) -> Outcome:
                     "concurrency": limits.concurrency,
                     "requests_per_minute": limits.requests_per_minute,
                 }
-                connection.execute(
-                    "select penstock.set_provider(%s, %s::jsonb)", (f"scene/{name}", json.dumps(options))
-                )
+                connection.execute(_SET_PROVIDER, (f"scene/{name}", json.dumps(options)))
         asyncio.run(_perform(scene, dsn, tenants))
         begun: datetime = connection.execute("select min(created_at) from penstock.jobs").fetchall()[0][0]
         outcome = Outcome()
@@ -237,6 +240,17 @@ def perform(scene: Scene, dsn: str) -> Outcome:
         return outcome
 
 
+_SET_PROVIDER = "select penstock.set_provider(%s, %s::jsonb)"
+
+
+async def _close(pool: db.Pool, scene: Scene, begun: float) -> None:
+    """Keep the providers of the scene away for their time."""
+    for name, limits in scene.lanes.items():
+        for at, status in zip(limits.closed or (), ("maintenance", "active"), strict=False):
+            await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
+            await db.rows(pool, _SET_PROVIDER, (f"scene/{name}", json.dumps({"status": status})))
+
+
 async def _perform(scene: Scene, dsn: str, tenants: dict[int, str]) -> None:
     app = App()
 
@@ -252,6 +266,7 @@ async def _perform(scene: Scene, dsn: str, tenants: dict[int, str]) -> None:
     async with db.pool(dsn) as pool:
         begun = time.monotonic()
         total = 0
+        closing = asyncio.create_task(_close(pool, scene, begun))
         for arrival in sorted(scene.arrivals, key=lambda arrival: arrival.at):
             await asyncio.sleep(max(0.0, begun + arrival.at - time.monotonic()))
             tasks: list[dict[str, Any]] = []
@@ -276,6 +291,7 @@ async def _perform(scene: Scene, dsn: str, tenants: dict[int, str]) -> None:
             if rows[0][0] == total:
                 break
             await asyncio.sleep(0.1)
+        await closing
     for worker in running:
         worker.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -42,6 +42,11 @@ class Limits:
 
     requests_per_minute: int | None = None
     concurrency: int | None = None
+    closed: tuple[float, float] | None = None
+    """From when to when the provider is away."""
+
+    def is_closed(self, now: float) -> bool:
+        return self.closed is not None and self.closed[0] <= now < self.closed[1]
 
 
 Steps = tuple[tuple[str, float], ...]
@@ -96,7 +101,7 @@ class Lane:
 
     def take(self, most: int, now: float) -> list[Task]:
         """The tasks with the lowest slots, as far as the limits allow."""
-        room = most
+        room = 0 if self.limits.is_closed(now) else most
         if self.limits.concurrency is not None:
             room = min(room, self.limits.concurrency - self.running)
         if self.limits.requests_per_minute is not None:
@@ -113,6 +118,8 @@ class Lane:
 
     def opens_at(self, now: float) -> float | None:
         """When its window admits the waiting tasks again."""
+        if self.line and self.limits.closed is not None and self.limits.is_closed(now):
+            return self.limits.closed[1]
         if not self.line or self.limits.requests_per_minute is None:
             return None
         return max(now, self.admitted[0] + WINDOW_SECONDS) if self.admitted else now

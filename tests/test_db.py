@@ -93,7 +93,10 @@ def test_call_accepts_only_valid_function_names(name: str) -> None:
         ({"p_name": "a", "p_value": {"x\0": 1}}, "a key of value contains a NUL"),
         ({"p_name": "a", "p_value": {"x": "\udfff"}}, r"value\.x contains an unpaired"),
         ({"p_name": "a", "p_value": {"x": float("nan")}}, r"value\.x contains a number that is not finite"),
-        ({"p_name": "a", "p_value": database.Json([float("inf")])}, r"value\[0\] contains a number that is not"),
+        (
+            {"p_name": "a", "p_value": database.Json([float("inf")])},
+            r"value\[0\] contains a number that is not",
+        ),
     ],
 )
 def test_a_value_that_postgresql_cannot_store_is_rejected_with_its_field(
