@@ -2671,7 +2671,7 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6f2e2a59b61885225c04edaa53fa41da
+  body: sha256 c3dabbaa6f0350b5fa866bdddc4cdc29
   comment: Creates the phases that the tasks name (default: the name of the kind). A job type with declared phases accepts only those.
 
 function penstock._add_provider_lanes(penstock.endpoints)
@@ -2991,8 +2991,8 @@ function penstock._charge_unreported(penstock.leases[])
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 60912ab5d5ccbeedd271ea396603e6f5
-  comment: Records the estimated costs of lost and timed-out attempts, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
+  body: sha256 c59384facb69a6b9d48be9eac2ed209d
+  comment: Records the estimated costs of attempts that were lost, timed out or got no answer, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
   arguments: p_wait penstock.waits, p_option text, p_payload jsonb
@@ -3087,7 +3087,7 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 02d12710bebdac54ea6063c273c9ce2c
+  body: sha256 9095de2c685a747086bce4d73701fe09
   comment: Raises an error for a malformed type, params or options object of open_job.
 
 function penstock._check_job_options(penstock.jobs)
@@ -3135,7 +3135,7 @@ function penstock._check_outcome(uuid, text, boolean, text, text, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 29d8dec6a9eb8268f483bf7f6fdc027b
+  body: sha256 432b3a1781b4f4ced2c5268c70f47a81
   comment: Raises an error for an outcome that record_outcome cannot record.
 
 function penstock._check_params(text, jsonb)
@@ -3533,8 +3533,8 @@ function penstock._drain_tenant(uuid)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47d81ffa3579f40f2a6e57d3a24f5e9b
-  comment: Pauses the next jobs of a tenant, parks their tasks, and says what still runs.
+  body: sha256 15758d8d938d4cbb9eaed44ef482d1d1
+  comment: Pauses the next jobs of a tenant, parks their tasks, and says what still runs; chores include messages that are being sent.
 
 function penstock._drained(timestamp with time zone)
   arguments: p_since timestamp with time zone
@@ -4103,7 +4103,7 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4962d76a8ac4917a7e0922e14ba9ee47
+  body: sha256 c2ee7edf41a04ab44ad4496dbb24f88c
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
 function penstock._job_title(text, jsonb)
@@ -4652,7 +4652,7 @@ function penstock._open_invitation(text)
   returns: penstock.invitations
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 05a0e2b961c27da7cb6634b1a8de240a
+  body: sha256 19c3b61a8d9c5af518e0196cccd9ab84
   comment: Locks the tenant and the pending invitation with this secret, if the caller may answer it.
 
 function penstock._open_job(text, jsonb, jsonb)
@@ -4660,7 +4660,7 @@ function penstock._open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aada98a231eb24d69b935af8812850ab
+  body: sha256 5fdd9d8e3a6050ba17402e468a4ad551
   comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
@@ -4865,7 +4865,7 @@ function penstock._permitted_subjects(text, text[], uuid)
   returns: text[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d067879633a6c76d9eef65c07b8e7843
+  body: sha256 33e05672a164f9cda5bc77da64814099
   comment: Those of the subjects that exist and that the user (null: the service) may change, sorted by id.
 
 function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
@@ -5042,7 +5042,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c13e7afb231fe8fabe880a4289948745
+  body: sha256 0a1464877ff9eec252f2adff5d871b0f
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._queue_room(penstock.endpoints, uuid)
@@ -5200,7 +5200,7 @@ function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 35509c229eab50a63cf20a10e94d425f
+  body: sha256 700f9ce8fabb3f02f81868ba4e0cacb2
   comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
 
 function penstock._related_tasks(bigint[])
@@ -5849,7 +5849,7 @@ function penstock._tenant_condition(regclass, uuid)
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0aff27c5ba75bd5463745889bf6be127
+  body: sha256 21d28fab5e27fcded9cbcb1ea18cb3e7
   comment: Which rows of a table belong to a tenant; null: none. Tables of apps: by tenant_id, else by user_id of the user whose personal tenant it is.
 
 function penstock._tenant_fingerprint(uuid)
@@ -6640,7 +6640,7 @@ function penstock.discard_dead_letters(jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4978c4f3ba804c168e2f10490c64f934
+  body: sha256 3f1c117bebf6c1875dee658915813c4a
   comment: Deletes matching dead letters and returns their number. Their tasks stay failed.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6650,7 +6650,7 @@ function penstock.do_actions(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2851e67b0e482957476e9db11cb8feab
+  body: sha256 012e83379f0c03babd5f2f77c23d63cc
   comment: Runs the next batch of an unfinished action and returns the number of subjects in it. Tenants take turns, then the users of a tenant.
   grant to service_role: execute
 
@@ -6889,7 +6889,7 @@ function penstock.forget_customer(text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6b8a111bbd14d365ef4acba1a9e53cc6
+  body: sha256 fb4f092b498a7d20744fe88627c85b01
   comment: Unbinds a customer that was deleted at Stripe, so that the next checkout makes a new one. Its subscriptions end by their own events.
   grant to service_role: execute
 
@@ -7331,7 +7331,7 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e311ea3ab836a0d95fff25296b5c1d19
+  body: sha256 af366ba4a96260134ff7d094556e2c1f
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
@@ -7538,7 +7538,7 @@ function penstock.reconcile_operation(uuid, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e8b7153b39c9cbacd46df2d671f2f302
+  body: sha256 5c07d405eb9f9917b9fd44448223b0ce
   comment: What the provider says about an operation that ended here without it. A success after a timeout wakes the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, canceled, running, unknown. Values: result, units.
   grant to service_role: execute
 
@@ -7703,7 +7703,7 @@ function penstock.remove_provider_key(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e2103e31b75426421ccb64b87b91be65
+  body: sha256 3e96e815b24a228600cb341a30dfcf59
   comment: Removes the key of a provider, for all tenants or that of one.
   grant to service_role: execute
 
@@ -7759,7 +7759,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c69dfb6f56f7d734f45b0e539bec02e0
+  body: sha256 049741eeb9e5450f2d2fa49eb61aa405
   comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it for 15 minutes.
   grant to service_role: execute
 
@@ -8023,7 +8023,7 @@ function penstock.set_member(uuid, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2845db3b8d3221ec96a6ad1fb4545d40
+  body: sha256 e1c00269ce1c77b2e680ee0313c12885
   comment: Changes a member's role; null removes the member. Only the service can add a user: others invite.
   grant to authenticated: execute
   grant to service_role: execute
@@ -8098,7 +8098,7 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bec0927c79653e1cc3158f9fea388a99
+  body: sha256 9cb51a95e5c9268c5a56acaf7c3e58e3
   comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). Null: no limit. Takes effect at once.
   grant to service_role: execute
 
@@ -8107,7 +8107,7 @@ function penstock.set_provider_key(text, text, bytea, bytea, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad46886f7ed31aa7dcc99c8b37f594c7
+  body: sha256 b7f32de974f0b905d433b7203a75aca4
   comment: Stores the encrypted key of a provider, for all tenants or for one, and replaces the one before.
   grant to service_role: execute
 
@@ -8189,7 +8189,7 @@ function penstock.start_action(text, text[], text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5fe32521fa385d25dcca9938427d8dcd
+  body: sha256 368603756b6a7f2359edd57d82cbe422
   comment: Starts an action on many jobs (pause, resume, cancel, retry) or dead letters (replay, discard), given by id, and returns the action's id. The first 100 are done at once, the rest by workers; the action's row shows its progress.
   grant to authenticated: execute
   grant to service_role: execute
@@ -8371,7 +8371,7 @@ function penstock.tell_operation(text, uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2c80ad31d1e8ce55c71185b3ddb266c1
+  body: sha256 1e8dc6b01be02ce75b734624c59fb33d
   comment: A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. If the operation had timed out and its task became a dead letter, that is replayed once. Returns applied, late (it had timed out), stale or unmatched.
   grant to service_role: execute
 

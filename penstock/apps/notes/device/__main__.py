@@ -1,7 +1,7 @@
 """`python -m penstock.apps.notes.device`: a library in one file, on this machine.
 
-All commands but two work offline. `sync` exchanges changes with the server that NOTES_URL names, as the
-user of NOTES_TOKEN (with NOTES_KEY, the public key of the project). `discover` asks its model for ideas of notes.
+All commands but two work offline. `sync` exchanges changes with the server at NOTES_URL, as the user of
+NOTES_TOKEN (with NOTES_KEY, the public key of the project). `discover` asks its model for ideas of notes.
 """
 
 from __future__ import annotations
