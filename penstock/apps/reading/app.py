@@ -217,7 +217,7 @@ def reading(
     for number in range(1, len(chapters) + 1):
         prompt = writing.question(title, number, chapters, words)
         units = writing.units(prompt, words, language, chosen.model)
-        key = f"{number} {chapters[number - 1]}"
+        key = f"{number} {_printable(chapters[number - 1])}"
         texts.append(write.options(provider=chosen.model, units=units, key=key).step(number, planned))
     pdfs = [typeset.options(key=f"{n} pdf").step(planned, text) for n, text in enumerate(texts, 1)]
     formats = list(dict.fromkeys(audio))
@@ -238,6 +238,11 @@ async def declare() -> None:
                 # The answers of another server under the provider's name count as well.
                 host = urlsplit(url).hostname if url else None
                 await providers.set(pool, name=name, hosts=[host] if host else None)
+
+
+def _printable(title: str) -> str:
+    """A title without control characters and marks that change its direction, which keys must not contain."""
+    return "".join(character for character in title if character.isprintable())
 
 
 def _plain(title: str) -> str:
