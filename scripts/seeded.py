@@ -70,7 +70,10 @@ def catches(trees: SimpleQueue[Path], seed: dict[str, Any]) -> bool:
     tree = trees.get()
     try:
         with planted(tree, seed):
-            return run(tree, [seed["caught_by"]], "-x").returncode == FAILED
+            found = run(tree, [seed["caught_by"]], "-x", "-rfE")
+            # An error outside of the test, such as SQL that does not parse, proves nothing about it.
+            is_error = any(line.startswith("ERROR") for line in found.stdout.splitlines())
+            return found.returncode == FAILED and not is_error
     finally:
         trees.put(tree)
 

@@ -180,7 +180,7 @@ class TestCheckout:
         assert [(row["amount"], row["source"]) for row in rows] == [(50, "purchase")]
 
     def test_only_owners_and_admins_buy(self, site: Site) -> None:
-        """R2.5/sessions: and nobody for another tenant."""
+        """R2.5/sessions, S97: and nobody for another tenant."""
         bob = site.world.join("bob")
         for person, status in ((bob, 403), (site.world.member("member", site.ann.tenant), 403)):
             assert site.post("checkout", person, price="premium", **BACK).status_code == status
@@ -229,6 +229,7 @@ class TestReturnUrls:
         ],
     )
     def test_other_origins_are_rejected(self, url: str) -> None:
+        """S97"""
         with pytest.raises(Invalid) as error:
             check_return_url(url, "success_url", [SITE, "*"])
         assert error.value.code == "invalid_url"
@@ -276,7 +277,7 @@ class TestWebhooks:
         assert site.status()["tier"] == "premium"
 
     def test_forged_old_and_future_signatures_are_rejected(self, site: Site) -> None:
-        """R2.5/signature"""
+        """R2.5/signature, S97"""
         site.sim.stripe.account.pay(site.checkout())
         event = site.sim.stripe.take()[-1]
         now = int(time.time())

@@ -189,7 +189,7 @@ def test_a_link_of_a_wait_is_answered_in_the_cell_of_its_tenant(
 async def test_guesses_reach_the_databases_in_limited_number(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each unknown key or address costs a query in every cell, on few connections that all tenants share."""
+    """S96: each unknown key or address costs a query in every cell, on few connections that all tenants share."""
     asked: list[Any] = []
     real = routing.Cells._find
 

@@ -80,6 +80,7 @@ def files(storage: Folder) -> list[bytes]:
 async def test_a_sweep_of_the_old_cell_keeps_the_files_of_a_tenant_that_moved(
     pair: Pair, storage: Folder
 ) -> None:
+    """S96"""
     await store(pair, storage)
     await storage.put(f"{pair.tenant}/uploads/orphan.pdf", DATA, limit=100)
     pair.move()
@@ -183,7 +184,7 @@ WRITES: dict[str, Write] = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_the_service_changes_nothing_of_a_frozen_tenant(pair: Pair, name: str) -> None:
-    """An update of a row that is copied already would be lost with the old cell."""
+    """S96: an update of a row that is copied already would be lost with the old cell."""
     sql, tenant = pair.old, pair.tenant
     sql.value("set_meter", name="pages", values=Jsonb({"period": "month"}))
     sql.value("record_usage", tenant_id=tenant, units=Jsonb({"pages": 3}), action="print")
@@ -204,7 +205,7 @@ def test_billing_of_a_tenant_that_moved_is_left_to_its_cell(pair: Pair) -> None:
 
 
 def test_a_device_pushes_nothing_into_a_cell_that_its_user_leaves(pair: Pair) -> None:
-    """The device keeps the change and sends it again, to the new cell."""
+    """S96: the device keeps the change and sends it again, to the new cell."""
     folder = Path(__file__).parent / "bookshelf/sql"
     migrate.migrate(pair.dbs[0].dsn, folder=folder, schema="bookshelf")
     ann = join(pair.old, "ann")
@@ -220,7 +221,7 @@ def test_a_device_pushes_nothing_into_a_cell_that_its_user_leaves(pair: Pair) ->
 
 
 def test_members_of_a_suspended_tenant_may_read_and_not_write(pair: Pair) -> None:
-    """Policies of apps ask `is_member` before a write."""
+    """S96: policies of apps ask `is_member` before a write."""
     freeze(pair)
     assert pair.old.value("is_member", tenant_id=pair.tenant) is True
     with pair.old.refused(503, "tenant_suspended"):

@@ -1080,6 +1080,7 @@ def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_redirects_are_not_followed(proxy: Proxy) -> None:
+    """S75"""
     proxy.plan = lambda asked: asked.answer("404 Not Found")
     with Client(proxy.url, "k") as ask:
         for wrong in ("../keys", "x/../../healthz", "", "*"):

@@ -408,7 +408,7 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
 
 
 def test_only_own_pages_may_change_data(client: TestClient) -> None:
-    """Browsers send cookies by themselves: also for a page of another site, or another port of this host."""
+    """S33: browsers send cookies by themselves: also for a page of another site, or another port of this host."""
     job = {"type": "report", "tasks": [{"kind": "work"}]}
     good: list[dict[str, str]] = [
         {"Origin": "http://localhost:1"},

@@ -117,7 +117,7 @@ async def _links(pool: Any, job_id: Any) -> list[str]:
 async def test_output_cannot_open_a_file_of_another_job(
     drain: testing.Drain, clock: testing.Clock, tmp_path: Path
 ) -> None:
-    """R0.12/kinds: a row whose output names a file of another job gets no link to it, and that file no kind."""
+    """R0.12/kinds, S94: a row whose output names a file of another job gets no link to it, and that file no kind."""
     async with desk(drain, clock) as at:
         kind_of = pictures(at, tmp_path)
         at.sim.sheets.add("first", {"Ideas": [["title"], ["otters"]]})

@@ -122,6 +122,7 @@ def test_letters_of_columns(column: int) -> None:
     ],
 )
 def test_spreadsheet_urls_are_parsed(text: str, found: Any) -> None:
+    """S90"""
     if found:
         assert spreadsheet_id(text) == found
     else:
@@ -373,7 +374,7 @@ async def test_rejected_credentials_are_reported(tmp_path: Path) -> None:
 async def test_messages_contain_no_secret_and_redirects_are_not_followed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A token goes to the address that was configured, and nowhere else."""
+    """S75: a token goes to the address that was configured, and nowhere else."""
     heard: list[str] = []
 
     async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

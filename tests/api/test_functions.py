@@ -91,7 +91,7 @@ class TestInvoke:
         assert (answers["missing"]["status"], answers["nobody"]["status"]) == (404, 401)
 
     def test_an_open_function_verifies_raw_bytes(self, site: Site) -> None:
-        """S54: no credential is needed, and a sender's own Authorization header does no harm."""
+        """S54, S93: no credential is needed, and a sender's own Authorization header does no harm."""
         body = b'{"b": 1,  "a": 2}'
         good = hmac.new(SECRET, body, "sha256").hexdigest()
         done = invoke(site, "hook", None, body, **{"X-Signature": good})
@@ -103,6 +103,7 @@ class TestInvoke:
         problem(invoke(site, "hook", None, b"x" * 1001), 413, "too_large")
 
     def test_refusals_are_problem_documents(self, site: Site) -> None:
+        """S93"""
         ann = site.join("ann")
         problem(invoke(site, "nothing", ann.token), 404, "unknown_function")
         problem(invoke(site, "nothing", None), 401, "unauthenticated")
@@ -117,6 +118,7 @@ class TestInvoke:
         assert row["value"] is False
 
     def test_a_bug_shows_a_request_id_and_nothing_else(self, site: Site) -> None:
+        """S93"""
         ann = site.join("ann")
         # Printing the traceback would take seconds.
         with structlog.testing.capture_logs() as logs:

@@ -64,7 +64,7 @@ def test_public_link_opens_without_an_account(world: World, files: Folder, ann: 
 
 
 def test_signed_link_ends_and_a_new_choice_begins_anew(world: World, files: Folder, ann: Person) -> None:
-    """R0.12/kinds: a signed link ends after link_days; a login link asks for a sign-in, with a token too."""
+    """R0.12/kinds, S94: a signed link ends after link_days; a login link asks for a sign-in, with a token too."""
     artifact = file_of(world, files, ann)
     address = path(link(world, ann, artifact, "signed"))
     assert opened(world, address).content == PDF
@@ -118,7 +118,7 @@ def test_link_lives_as_long_as_the_record(world: World, files: Folder, ann: Pers
 
 
 def test_tokens_open_one_file_and_cannot_be_guessed(world: World, files: Folder, ann: Person) -> None:
-    """R0.12/kinds: a token belongs to one file, comes from a secret that no role reads, and is 256 bits long."""
+    """R0.12/kinds, S94: a token belongs to one file, comes from a secret that no role reads, and is 256 bits long."""
     bob = world.join("bob")
     mine, theirs = file_of(world, files, ann), file_of(world, files, bob)
     mine_path, their_path = path(link(world, ann, mine, "public")), path(link(world, bob, theirs, "public"))
@@ -148,6 +148,7 @@ def test_tokens_open_one_file_and_cannot_be_guessed(world: World, files: Folder,
 def test_guesses_are_rate_limited(
     world: World, files: Folder, ann: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """S94"""
     taken: list[str] = []
     monkeypatch.setattr(world.app.state.rate, "take", taken.append)
     opened(world, f"/links/{uuid.uuid4()}/{'0' * 64}")

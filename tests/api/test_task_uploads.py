@@ -98,7 +98,7 @@ def test_worker_uploads_a_file_of_its_task(world: World, files: Folder, ann: Per
 
 
 def test_stale_worker_changes_nothing(world: World, files: Folder, ann: Person) -> None:
-    """R1.11/signed-upload: after the lease went to another worker, each step of the first one is refused."""
+    """R1.11/signed-upload, S95: after the lease went to another worker, each step of the first one is refused."""
     first = Foreign(world, ann, "w1")
     begun = first.begin()
     world.db.execute("update penstock.leases set expires_at = now() - interval '1 hour'")
@@ -123,7 +123,7 @@ def test_stale_worker_changes_nothing(world: World, files: Folder, ann: Person) 
 def test_a_lease_lost_during_the_copy_replaces_no_file(
     world: World, files: Folder, ann: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1.11/signed-upload: the next worker stores its file at the same path before the first copy ends."""
+    """R1.11/signed-upload, S95: the next worker stores its file at the same path before the first copy ends."""
     worker = Foreign(world, ann)
     begun = worker.begin()
     worker.put(begun)
@@ -166,7 +166,7 @@ def test_a_lease_lost_during_the_copy_replaces_no_file(
 
 
 def test_size_and_content_are_checked(world: World, files: Folder, ann: Person) -> None:
-    """R1.11/signed-upload: a larger or another file than the announced one is not stored."""
+    """R1.11/signed-upload, S95: a larger or another file than the announced one is not stored."""
     worker = Foreign(world, ann)
     begun = worker.begin()
     larger = worker.put(begun, SOUND + b"x")
@@ -209,7 +209,7 @@ def test_invalid_fields_are_refused(world: World, files: Folder, ann: Person) ->
 
 
 def test_users_and_other_keys_are_refused(world: World, files: Folder, ann: Person) -> None:
-    """R1.11/signed-upload: a member of the tenant cannot take a worker's upload, and a worker no member's."""
+    """R1.11/signed-upload, S95: a member of the tenant cannot take a worker's upload, and a worker no member's."""
     worker = Foreign(world, ann)
     begun = worker.begin()
     worker.put(begun)
@@ -234,7 +234,7 @@ def test_users_and_other_keys_are_refused(world: World, files: Folder, ann: Pers
 
 
 def test_bodies_are_bounded(world: World, files: Folder, ann: Person) -> None:
-    """R1.11/signed-upload: a body that is too large or not JSON is refused before it is parsed."""
+    """R1.11/signed-upload, S95: a body that is too large or not JSON is refused before it is parsed."""
     worker = Foreign(world, ann)
     assert worker.begin(name="x" * (9 << 20)).status_code == 413
     url = f"/api/tasks/{worker.task['id']}/artifacts"

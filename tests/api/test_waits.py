@@ -62,7 +62,7 @@ def test_answer_over_http(world: World) -> None:
 
 
 def test_link_shows_the_question_and_takes_one_answer(world: World) -> None:
-    """A GET changes nothing, because mail servers follow links."""
+    """S32: a GET changes nothing, because mail servers follow links."""
     ann = world.join("ann")
     wait = ask(world, ann)
     url = f"/answers/{wait['token']}"
@@ -86,6 +86,7 @@ def test_link_shows_the_question_and_takes_one_answer(world: World) -> None:
 
 @pytest.mark.parametrize("token", ["0" * 64, "1" * 63, "x" * 64, str(uuid.UUID(int=7))])
 def test_wrong_link_is_rejected(world: World, token: str) -> None:
+    """S94"""
     ask(world, world.join("ann"))
     assert world.client.get(f"/answers/{token}").status_code in (404, 422)
     assert world.client.post(f"/answers/{token}", data={"option": "approve"}).status_code in (404, 422)

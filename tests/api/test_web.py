@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_only_files_of_the_folder_are_served(api_settings: Settings, folder: Path) -> None:
-    """B8/tables, S54: types that a client needs, with a policy that allows the folder's own scripts only."""
+    """B8/tables, S54, S93: types that a client needs, with a policy that allows the folder's own scripts only."""
     app = make_app()
     app.web = folder
     with TestClient(api.create(api_settings, app)) as http:
@@ -58,7 +58,7 @@ def test_an_app_without_a_client_has_none(api_settings: Settings, tmp_path: Path
 
 
 def test_the_client_of_notes_has_no_inline_code_and_no_other_host() -> None:
-    """Text of notes is never read as HTML, and its policy would block inline scripts."""
+    """S32: text of notes is never read as HTML, and its policy would block inline scripts."""
     page = (CLIENT / "index.html").read_text()
     assert "onclick" not in page and "<script>" not in page and "style=" not in page
     for file in CLIENT.iterdir():

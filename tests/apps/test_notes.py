@@ -280,7 +280,7 @@ KEY = "insert into notes.wrapped_key_blobs (type, blob, device_label) values (%s
 
 
 def test_key_blob_is_stored_only_after_a_fresh_sign_in(library: Library) -> None:
-    """R2.9/key-blobs: the time of the sign-in comes from the verified token; without one, or an old one, nothing
+    """R2.9/key-blobs, S69: the time of the sign-in comes from the verified token; without one, or an old one, nothing
     is stored. A transfer is redeemed by its owner while it is fresh by the server's clock."""
     now = int(time.time())
     old = now - 4000

@@ -494,7 +494,7 @@ def test_terminal_edits_notes_and_answers_refused_changes(
 
 
 def test_no_client_writes_change_numbers(conn: db.SyncConnection) -> None:
-    """Nobody but the trigger decides what devices have read."""
+    """S69: nobody but the trigger decides what devices have read."""
     query = """
         select count(*) as tables, bool_or(has_column_privilege('authenticated', relation, 'change_seq', 'insert')
           or has_column_privilege('authenticated', relation, 'change_seq', 'update')) as is_granted

@@ -52,7 +52,7 @@ def pages_of(browser: Any, path: str) -> Iterator[str]:
 
 
 def test_viewer_sees_the_rows_of_their_tenants(shelf: Any) -> None:
-    """B8/pages: an app declares a page, and the dashboard shows it under the viewer's role."""
+    """B8/pages, S99: an app declares a page, and the dashboard shows it under the viewer's role."""
     owner, operator = shelf.browser(shelf.key("owner", shelf.acme)), shelf.browser(shelf.key("service"))
     page = owner.get("/app/loans")
     assert "Otters" in page.text and "Herons" not in page.text
@@ -123,6 +123,7 @@ def test_rows_without_a_value_of_the_order_column_come_first_and_none_is_lost(sh
 
 
 def test_action_asks_and_then_calls_the_function_as_the_viewer(shelf: Any) -> None:
+    """S99"""
     [loan] = shelf.db.execute("select id from bookshelf.loans where book = 'Otters'")
     key = {"key": str(loan["id"])}
     owner, viewer = (shelf.browser(shelf.key(role, shelf.acme)) for role in ("owner", "viewer"))
@@ -171,7 +172,7 @@ def test_files_of_a_row_are_shown_as_images(shelf: Any) -> None:
 
 
 def test_no_payload_in_an_app_page_becomes_markup(shelf: Any) -> None:
-    """R3.9"""
+    """R3.9, S32"""
     payloads = [text.replace("\0", "") for text in shelf.load("payloads").PAYLOADS]
     for n, text in enumerate(payloads):
         lend(shelf.db, shelf.acme, f"{text} {n}", text)

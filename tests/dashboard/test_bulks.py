@@ -81,6 +81,7 @@ def test_table_can_be_checked_previewed_confirmed_exported_and_undone(
 
 
 def test_other_tenants_and_viewers_cannot_start_or_change_bulk_jobs(films: Any, drain: Any) -> None:
+    """S99"""
     drain(films.films)
     member, viewer = (
         films.browser(films.key("member", films.acme)),

@@ -57,7 +57,7 @@ def check_headers(answer: Any) -> str:
 
 
 def test_every_route_sends_security_headers_and_checks_form_tokens(site: Any, sample: Any) -> None:
-    """Also on errors. No route redirects to another site."""
+    """S33: also on errors. No route redirects to another site."""
     operator, nobody = site.browser(site.key("service")), site.browser(None)
     [task] = sample.db.execute("select id, job_id from penstock.tasks where key = 'audio 2' limit 1")
     ids = {"job_id": task["job_id"], "task_id": task["id"], "tenant_id": sample.acme}
@@ -113,6 +113,7 @@ def test_vendored_files_match_their_recorded_digests() -> None:
 
 
 def test_forms_without_a_valid_token_or_from_another_site_are_rejected(site: Any, sample: Any) -> None:
+    """S33"""
     owner, other = site.browser(site.key("owner", sample.acme)), site.browser(site.key("owner", sample.other))
     job = str(sample.jobs["running"])
     form = {"noun": "jobs", "verb": "cancel", "id": job}
@@ -211,7 +212,7 @@ def test_read_only_dashboard_rejects_every_change(site: Any, sample: Any) -> Non
 
 
 def test_pages_of_another_tenant_are_not_found(site: Any, sample: Any) -> None:
-    """The response is the same as for something that does not exist."""
+    """S99: the response is the same as for something that does not exist."""
     stranger = site.browser(site.key("owner", sample.other))
     job, [task] = (
         sample.jobs["failed"],
@@ -254,6 +255,7 @@ def test_pages_of_another_tenant_are_not_found(site: Any, sample: Any) -> None:
 
 
 def test_next_parameter_never_leads_to_another_site(site: Any) -> None:
+    """S33"""
     key = site.key("service")
     for target in (
         "//evil.example", "https://evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/\t/evil.example",

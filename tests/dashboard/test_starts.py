@@ -133,6 +133,7 @@ def test_job_runs_again_with_edited_params_and_its_hidden_ones(press: Any, drain
 
 
 def test_others_start_and_rerun_nothing(press: Any) -> None:
+    """S99"""
     member, viewer = (
         press.browser(press.key("member", press.acme)),
         press.browser(press.key("viewer", press.acme)),

@@ -263,6 +263,7 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
 
 @pytest.mark.slow
 def test_no_payload_becomes_markup(site: Any) -> None:
+    """S32"""
     payloads = site.load("payloads").PAYLOADS
     assert len(set(payloads)) >= 200
     tenant = site.tenant("<img src=x onerror=hit(1)>")

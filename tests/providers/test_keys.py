@@ -96,7 +96,7 @@ async def test_key_goes_to_the_own_host_over_https(
 async def test_no_other_address_gets_a_key(
     wire: Wire, master: None, monkeypatch: pytest.MonkeyPatch, provider: str, url: str
 ) -> None:
-    """R0.10/keys: neither the key of the environment, nor a stored one, nor the ids of an account."""
+    """R0.10/keys, S75: neither the key of the environment, nor a stored one, nor the ids of an account."""
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_ORG_ID", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(name, SECRET)
     for name in ("OPENAI", "ANTHROPIC"):
@@ -119,7 +119,7 @@ async def test_no_other_address_gets_a_key(
 async def test_redirects_are_not_followed(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, provider: str, to: str
 ) -> None:
-    """R0.10/keys: the target of a redirect gets no request at all."""
+    """R0.10/keys, S75: the target of a redirect gets no request at all."""
     monkeypatch.setenv(f"{provider.partition('/')[0].upper()}_API_KEY", SECRET)
     for status in (301, 302, 303, 307, 308):
         wire.requests.clear()

@@ -361,6 +361,7 @@ class TestRejected:
         assert site.tier() == "free"
 
     def test_a_customer_of_another_tenant(self, site: Site) -> None:
+        """S97"""
         site.subscribe()
         site.record_all()
         other = site.sql.value("create_tenant", name="other")

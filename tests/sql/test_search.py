@@ -79,6 +79,7 @@ def test_jobs_are_found_by_params_tags_and_words(conn: Any, tenant: Any) -> None
 
 
 def test_secrets_are_not_searched_and_large_params_are_cut(conn: Any, tenant: Any) -> None:
+    """S98"""
     job = start(
         conn,
         tenant,
@@ -102,6 +103,7 @@ def test_secrets_are_not_searched_and_large_params_are_cut(conn: Any, tenant: An
 def test_search_stays_within_the_callers_tenants_and_reads_a_bounded_part(
     conn: Any, tenant: Any, as_user: Any = None
 ) -> None:
+    """S98"""
     other = conn.execute("select penstock.create_tenant('Other') as id").fetchone()["id"]
     own, foreign = start(conn, tenant, {"title": "Otters"}), start(conn, other, {"title": "Otters"})
     assert find(conn, "text", "otters") == {own, foreign}
