@@ -216,6 +216,13 @@ def test_rebalance_shrinks_before_it_grows(pair: Pair, monkeypatch: pytest.Monke
     assert limits(pair.old) + limits(pair.new) <= 11
     rebalance(pair.cells)
     assert limits(pair.old) + limits(pair.new) == 11
+    # The new cell, which shrinks and comes last, cannot be reached: the first one must not have grown.
+    pair.old.value("add_cell", number=1, name="second", share=1)
+    with pytest.raises((PenstockError, psycopg.Error)):
+        rebalance(cells)
+    assert limits(pair.old) + limits(pair.new) == 11
+    rebalance(pair.cells)
+    assert limits(pair.old) == 6
 
 
 def test_a_limit_smaller_than_the_number_of_cells_is_rejected(pair: Pair) -> None:

@@ -115,7 +115,7 @@ async def _links(pool: Any, job_id: Any) -> list[str]:
 
 @pytest.mark.usefixtures("address")
 async def test_output_cannot_open_a_file_of_another_job(
-    drain: testing.Drain, clock: testing.Clock, tmp_path: Path
+    db: testing.Database, drain: testing.Drain, clock: testing.Clock, tmp_path: Path
 ) -> None:
     """R0.12/kinds, S94: a row whose output names a file of another job gets no link to it, and that file no kind."""
     async with desk(drain, clock) as at:
@@ -123,9 +123,11 @@ async def test_output_cannot_open_a_file_of_another_job(
         at.sim.sheets.add("first", {"Ideas": [["title"], ["otters"]]})
         await at.finish(await kind_of.astart(GoogleSheet("first", link="login")))
         theirs = cells(at, "first")["otters"][1].rpartition("/")[2]
+        db.execute("update penstock.artifacts set link = null")
         at.sim.sheets.add("second", {"Ideas": [["title"], [f"id:{theirs}"], [f"id:{uuid4()}"], ["id:x"]]})
         await at.finish(await kind_of.astart(GoogleSheet("second", link="public")))
         assert all("/links/" not in output for _, output in cells(at, "second").values())
+        assert db.execute("select distinct link from penstock.artifacts") == [{"link": None}]
 
 
 async def test_without_an_address_the_output_is_written_as_it_is(

@@ -377,7 +377,7 @@ def check_functions(site: Site) -> None:
 
 
 ALIKE: dict[str, set[str]] = {
-    "intake": {"ai_jobs", "note_address", "shows_upgrades"},
+    "intake": {"ai_jobs", "keeps_addresses", "shows_upgrades"},
     "notes": {"find_image", "idea_pairs", "lens_notes", "my_entitlements"},
     "slides": set(),
     "video_ideas": {"_uuid"},

@@ -337,6 +337,7 @@ async def test_poor_pages_go_to_the_vision_model(
 
 
 def test_addresses_are_kept_only_on_request_and_for_30_days(site: Site, clock: testing.Clock) -> None:
+    """S3: the server stores the address that it sees; users cannot name another one."""
     ann, bob = site.join("ann"), site.join("bob")
     data = documents.pdf("A letter.")
     upload(site, ann, data)
@@ -346,8 +347,13 @@ def test_addresses_are_kept_only_on_request_and_for_30_days(site: Site, clock: t
     assert [(event["shell_file_id"], event["ip_address"]) for event in kept] == [(file["id"], "127.0.0.1")]
     assert "httpx" in kept[0]["user_agent"]
     assert rows(site, "upload_addresses", bob.token) == []
-    spoof = {"p_tenant_id": str(ann.tenant), "p_id": file["id"], "p_user_agent": "x", "p_address": "1.2.3.4"}
-    assert rpc(site, bob.token, "note_address", **spoof).status_code == 403
+    spoof = {"p_tenant_id": str(ann.tenant), "p_user_agent": "x", "p_address": "1.2.3.4"}
+    begun = rpc(site, ann.token, "begin_shell_file", p_name="a", p_mime_type="application/pdf", p_bytes=9)
+    assert begun.status_code == 200, begun.text
+    for person in (ann, bob):
+        answer = rpc(site, person.token, "note_address", p_id=begun.json()["id"], **spoof)
+        assert answer.status_code == 403, answer.text
+    assert rows(site, "upload_addresses?ip_address=eq.1.2.3.4", ann.token) == []
     clock.advance(days=31)
     site.db.execute("select intake.sweep_files()")
     assert rows(site, "upload_addresses", ann.token) == []

@@ -772,6 +772,14 @@ class TestMembers:
                 assert me.value(function, filter=Jsonb({"tenant_id": tenant})) == 0
         assert sql.snapshot() == before
 
+    def test_job_keeps_the_user_who_started_it(self, sql: Contract, me: Contract, world: World) -> None:
+        with acting(sql, world.ann):
+            job = me.start(1)
+        stored = "select user_id, created_by from penstock.jobs where id = %s"
+        assert sql.execute(stored, job) == [{"user_id": world.ann.id, "created_by": f"user:{world.ann.id}"}]
+        (row,) = sql.execute(stored, sql.start(1))
+        assert row["user_id"] is None
+
     @pytest.mark.parametrize("role", ["owner", "admin", "member"])
     def test_members_above_viewer_may_act(
         self, sql: Contract, me: Contract, clock: Clock, world: World, role: str

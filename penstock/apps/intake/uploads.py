@@ -143,8 +143,7 @@ async def _begun(request: FunctionRequest, wanted: Begin) -> dict[str, Any]:
     made: dict[str, Any] = {}
     async with request.acting() as conn:
         [(file_id, tenant_id, artifact_id, status)] = await db.rows(conn, _BEGUN, arguments)
-        origin = (tenant_id, file_id, request.headers.get("user-agent"), request.address)
-        await db.rows(conn, "select intake.note_address(%s, %s, %s, %s)", origin)
+        [(keeps_address,)] = await db.rows(conn, "select intake.keeps_addresses()", ())
         if status == "uploading":
             # The same key again: returns the upload that begin_shell_file began.
             upload = await artifacts.begin_upload(
@@ -161,6 +160,10 @@ async def _begun(request: FunctionRequest, wanted: Begin) -> dict[str, Any]:
                 "PUT", upload.incoming, base=request.base_url, tenant=str(tenant_id), limit=limit
             )
             made["expires_in"] = int(storage.lifetime())
+    if keeps_address:
+        origin = (tenant_id, file_id, request.headers.get("user-agent"), request.address)
+        async with request.service() as conn:
+            await db.rows(conn, "select intake.note_address(%s, %s, %s, %s)", origin)
     made |= {"shell_file_id": file_id, "tenant_id": tenant_id, "status": status}
     return made | {"artifact_id": artifact_id}
 

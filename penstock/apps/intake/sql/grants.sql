@@ -21,7 +21,7 @@ grant execute on function
   intake.shows_upgrades(),
   intake.begin_shell_file(text, text, bigint, uuid, text, integer, uuid),
   intake.get_user_usage_status(uuid),
-  intake.note_address(uuid, uuid, text, text),
+  intake.keeps_addresses(),
   intake.record_consent(uuid, boolean),
   intake.track_shell_file_upload_usage(uuid, uuid, bigint, integer)
 to authenticated, service_role;
@@ -39,6 +39,7 @@ grant execute on function
   intake.has_consent(uuid, uuid),
   intake.log_audit_event(text, text, text, jsonb, jsonb, text, text, uuid),
   intake.may_process(uuid, uuid),
+  intake.note_address(uuid, uuid, text, text),
   intake.note_ai_start(uuid, uuid, uuid),
   intake.note_limit_hit(uuid, text),
   intake.reject_upload(uuid, uuid, text, text),

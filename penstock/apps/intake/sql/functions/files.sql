@@ -211,14 +211,19 @@ $$;
 comment on function intake._start_file(intake.shell_files, jsonb, jsonb) is
   'Starts the job of a stored file. If the quota does not allow it now, the file waits.';
 
+create or replace function intake.keeps_addresses()
+returns boolean language sql stable security definer set search_path = intake, pg_temp as $$
+  select penstock.get_setting('intake.keep_addresses') = 'true'
+$$;
+comment on function intake.keeps_addresses() is 'Whether it is stored where uploads come from.';
+
 create or replace function intake.note_address(
   p_tenant_id uuid, p_id uuid, p_user_agent text, p_address text)
 returns boolean language plpgsql security definer set search_path = intake, pg_temp as $$
 begin
-  if penstock.get_setting('intake.keep_addresses') <> 'true' then
+  if not intake.keeps_addresses() then
     return false;
   end if;
-  perform penstock.require_member(p_tenant_id);
   insert into intake.upload_addresses (tenant_id, shell_file_id, user_agent, ip_address)
   select f.tenant_id, f.id, left(p_user_agent, 500),
     case when p_address ~ '^([0-9]{1,3}(\.[0-9]{1,3}){3}|[0-9a-f:]*:[0-9a-f:.]*)$' then p_address::inet end
@@ -230,7 +235,8 @@ exception when invalid_text_representation then
 end
 $$;
 comment on function intake.note_address(uuid, uuid, text, text) is
-  'Stores where an upload came from, if the setting intake.keep_addresses asks for it.';
+  'Stores where an upload came from, if the setting intake.keep_addresses asks for it. For the server, which '
+  'sees the address: users could name another one.';
 
 create or replace function intake.waiting_files(p_limit integer default 100)
 returns table (tenant_id uuid, id uuid) language sql stable security definer
