@@ -145,6 +145,11 @@ async def test_an_upload_is_refused_while_its_tenant_is_frozen(pair: Pair) -> No
             bytes=10,
             sha256=DIGEST,
         )
+    # Finishing commits a hold, which is refused for itself.
+    with pair.old.refused(503, "tenant_suspended"):
+        pair.old.rows(
+            "describe_artifact", artifact_id=begun["id"], worker_id=None, lease=taken["lease"], type="pdf"
+        )
 
 
 # Rows
