@@ -75,8 +75,8 @@ begin
 end
 $$;
 comment on function penstock._drain_tenant(uuid) is
-  'Pauses the next jobs of a tenant, parks their tasks, and says what still runs; chores include messages that '
-  'are being sent.';
+  'Pauses the next jobs of a tenant, parks their tasks, and says what still runs; chores include messages '
+  'that are being sent.';
 
 create or replace function penstock._resume_moved(p_tenant_id uuid)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$

@@ -260,7 +260,7 @@ comment on function penstock._check_cycles(integer[], integer[], integer) is
 
 create or replace function penstock._has_base64_file(p_document jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
-  -- Thousands of upper-case and lower-case letters and digits without a space are not text, hexadecimal or DNA.
+  -- Thousands of letters in both cases and digits without a space are not text, hexadecimal or DNA.
   select exists (
     select from jsonb_path_query(p_document, '$.** ? (@.type() == "string")') as s(value)
     cross join lateral (select s.value #>> '{}' as text) as x

@@ -213,7 +213,8 @@ end
 $$;
 comment on function penstock._charge_unreported(penstock.leases[]) is
   'Records the estimated costs of attempts that were lost, timed out or got no answer, which counts '
-  'against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.';
+  'against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts '
+  'that brought no result.';
 
 create or replace function penstock._shrink_bookings(p_hold penstock.holds, p_units jsonb)
 returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
