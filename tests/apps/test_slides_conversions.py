@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from penstock import simulator, testing
+from penstock.apps.slides import app as slides_app
 from penstock.apps.slides import cloudconvert, demo, local, samples
 from penstock.apps.slides.app import app, told
 from penstock.errors import Invalid
@@ -146,6 +147,40 @@ async def test_quota_is_never_exceeded_and_failures_alert_once(
         assert slides.execute("select slides.retry_event(%s) as n", [event.id])[0]["n"] == 15
         await event.run_until(lambda: event.states() == ["completed"] * 20)
         assert event.account() == (20, 0)
+
+
+@pytest.mark.parametrize("provider", ["cloudconvert/jobs", local.PROVIDER])
+async def test_thumbnail_of_a_run_that_ended_too_early_is_counted_once(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:  # fmt: skip
+    """R4.1/reserve: the slide has its thumbnail, its task has not ended; the next run makes no other."""
+    done: list[str] = []
+    call = slides_app._call
+
+    async def break_off(function: str, *values: Any) -> Any:
+        found = await call(function, *values)
+        done.append(function)
+        if function == "finish_thumbnail" and done.count(function) == 1:
+            raise ConnectionError("the worker dies")
+        return found
+
+    monkeypatch.setattr(slides_app, "_call", break_off)
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(0, quota=5)
+        async with app.connections() as pool:
+            await demo.add_sample(pool, event.tenant, event.speech, 2)
+        slides.execute("select penstock.set_setting('slides.provider', to_jsonb(%s::text))", [provider])
+        event.toggle()
+        await event.run_until(lambda: slides.execute(UNFINISHED) == [] and event.states() == ["completed"])
+        assert done.count("finish_thumbnail") == 1, done
+        assert event.account() == (1, 0)
+        [output] = slides.execute(
+            "select r.output from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id"
+            " where t.kind = 'thumbnail'"
+        )
+        assert output["output"]["artifact_id"] == str(event.rows()[0]["thumbnail_artifact_id"])
 
 
 async def test_failed_conversion_gives_its_quota_back(

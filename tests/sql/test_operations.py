@@ -427,6 +427,38 @@ class TestDeaths:
         assert account(sql) == (1, 0)
         sql.check()
 
+    @pytest.mark.parametrize("end", ["complete", "report nothing", "fail"])
+    def test_conversion_that_no_later_attempt_reports_is_charged_once(
+        self, sql: Contract, clock: Clock, end: str
+    ) -> None:
+        """R4.1/reserve: two workers die, one before the task waited, one after it settled; its place was never left."""
+        setup(sql)
+        sql.execute("select penstock.set_price('cc/jobs', 'pages', 2, '{\"per\": 1}')")
+        start(sql)
+        task = sql.claim_one()
+        operation = begin(sql, task)
+        submit(sql, task, operation)
+        clock.advance(hours=1)
+        assert sql.reclaim() == 1
+        task = sql.claim_one()
+        assert begin(sql, task, seconds=7200)["status"] == "processing"
+        assert settle(sql, task, operation, "completed", result=1) == "completed"
+        assert account(sql) == (1, 0), "what is used is not reserved any more"
+        clock.advance(hours=1)
+        assert sql.reclaim() == 1
+        task = sql.claim_one()
+        if end == "report nothing":
+            sql.value(
+                "record_usage", units=Jsonb({"pages": 0, "requests": 0}), task_id=task["id"], worker_id="w1",
+                lease=task["lease"],
+            )  # fmt: skip
+        else:
+            assert begin(sql, task)["status"] == "completed"
+        sql.kill(task) if end == "fail" else sql.complete(task)
+        assert account(sql) == (1, 0)
+        assert sql.one("select sum(amount) from penstock.cost_entries") == 2
+        sql.check()
+
     @pytest.mark.parametrize("limited", [{"provider": "cc/jobs", "units": {"pages": 1}}, {}])
     def test_timeouts_set_by_upkeep_cost_attempts(
         self, sql: Contract, clock: Clock, limited: dict[str, Any]

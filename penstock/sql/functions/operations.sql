@@ -66,6 +66,10 @@ begin
     perform _restore_lane(v_lease, v_last.gated_lane_id);
     return _operation_document(v_last) || '{"is_new": false}';
   end if;
+  if v_last.status = 'completed' and v_lease.is_gated and v_lease.usage is null then
+    -- An earlier attempt charged it, and died before its end. This one uses no more.
+    update leases set usage = '{}' where task_id = p_task_id;
+  end if;
   -- A failed operation must have cost the task an attempt before the next one may begin: otherwise a task
   -- whose worker is slow would begin paid operations again and again.
   if v_last.id is not null and (v_last.status in ('pending', 'processing', 'completed')
@@ -163,6 +167,7 @@ declare
   v_found record := _leased_operation(p_operation_id, p_worker_id, p_lease);
   v_operation operations := v_found.operation;
   v_lease leases := v_found.lease;
+  v_units jsonb;
   v_bookings booking[];
 begin
   if p_outcome is null or p_outcome not in ('completed', 'failed', 'timeout', 'canceled') then
@@ -189,16 +194,17 @@ begin
     perform _restore_lane(v_lease, v_operation.gated_lane_id);
     v_bookings := _free_operation(v_operation, case p_outcome when 'timeout' then 'expired'
       else 'released' end);
-  elsif v_lease.is_gated then
-    -- Its completion charges what the task uses, so that a late result counts once.
-    v_bookings := _free_operation(v_operation, 'released');
-  elsif v_operation.has_place or v_operation.status = 'timeout' then
-    -- The lease that admitted it is gone: what it used is charged here, at its provider.
+  elsif v_lease.is_gated or v_operation.has_place or v_operation.status = 'timeout' then
+    -- What it used is charged here, at its provider: later attempts may fail or find nothing left to do.
+    v_units := coalesce(p_values -> 'units', (
+      select t.units from tasks t where t.job_id = v_lease.job_id and t.id = v_lease.task_id), '{}');
+    if v_lease.is_gated then
+      update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(v_units, false))
+      where task_id = v_lease.task_id;
+    end if;
     v_lease.lane_id := v_operation.gated_lane_id;
-    v_bookings := _charge_attempts(array[v_lease], array[coalesce(p_values -> 'units', (
-      select t.units from tasks t where t.job_id = v_lease.job_id and t.id = v_lease.task_id), '{}')],
-      not p_values ? 'units', 'standard', jsonb_build_object('operation_id', p_operation_id))
-      || _free_operation(v_operation, 'committed');
+    v_bookings := _charge_attempts(array[v_lease], array[v_units], not p_values ? 'units', 'standard',
+      jsonb_build_object('operation_id', p_operation_id)) || _free_operation(v_operation, 'committed');
   end if;
   perform _book(v_bookings);
   perform _wake_waiting(array[v_operation.tenant_id]);

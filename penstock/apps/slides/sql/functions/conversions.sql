@@ -16,8 +16,10 @@ begin
     return jsonb_build_object('skipped', 'the slide was deleted, or has another job', 'is_converting', exists (
       select from penstock.operations o where o.tenant_id = p_tenant_id and o.object = 'slide:' || p_slide_id
         and o.job_id = p_job_id and o.status = 'processing'));
-  elsif v_slide.thumbnail_status in ('none', 'completed') then
-    return jsonb_build_object('skipped', 'the thumbnail is ' || v_slide.thumbnail_status);
+  elsif v_slide.thumbnail_status = 'completed' then
+    return jsonb_build_object('artifact_id', v_slide.thumbnail_artifact_id);
+  elsif v_slide.thumbnail_status = 'none' then
+    return '{"skipped": "the thumbnail is none"}';
   elsif v_slide.thumbnail_status = 'pending' and not v_is_enabled then
     update slides.slides set thumbnail_status = 'none', updated_at = penstock.clock()
     where tenant_id = p_tenant_id and id = p_slide_id;
@@ -34,8 +36,8 @@ begin
 end
 $$;
 comment on function slides.begin_thumbnail(uuid, uuid, uuid) is
-  'Marks a slide as processing and returns its file, or why there is nothing to convert (skipped), and whether '
-  'its conversion has begun (is_converting).';
+  'Marks a slide as processing and returns its file, or the thumbnail that an earlier run made (artifact_id), or why '
+  'there is nothing to convert (skipped), and whether its conversion has begun (is_converting).';
 
 create or replace function slides.finish_thumbnail(p_tenant_id uuid, p_slide_id uuid, p_job_id uuid, p_artifact_id uuid)
 returns boolean language plpgsql security definer set search_path = slides, pg_temp as $$
