@@ -55,7 +55,7 @@ async def convert(ctx: Context, slide_id: UUID) -> Thumbnail:
     """Make the thumbnail of a slide at the task's provider."""
     file = await _call("begin_thumbnail", ctx.tenant_id, slide_id, ctx.job_id)
     if "artifact_id" in file:
-        # An earlier run made it and died before its end. CloudConvert's were charged when they were converted.
+        # An earlier run made it and died before its end. CloudConvert's part was charged when it was done.
         if ctx.provider != local.PROVIDER:
             await ctx.ausage(requests=0, thumbnails=0)
         return Thumbnail(artifact_id=file["artifact_id"])
