@@ -9,11 +9,17 @@ import random
 import signal
 import time
 from typing import Any, NoReturn
+from uuid import UUID
 
-from faults import points
+from faults import outside, points
 from faults.history import History
 from penstock import App, Context
+from penstock.contract import operations
 from penstock.errors import LeaseLost
+from penstock.sdk.operations import Operation
+from penstock.sdk.webhooks import Event
+from penstock.simulator.cloudconvert import SECRET
+from penstock.types import WebhookOutcome
 
 app = App(tenant="faults")
 LIMITED, PRICED = "sim/limited", "sim/priced"
@@ -197,8 +203,75 @@ async def page(ctx: Context, n: int) -> int:
     return n
 
 
+@app.task(**_MANY)
+async def convert(ctx: Context, n: int) -> int:
+    """A conversion outside, which takes a while."""
+    note(ctx, "began")
+
+    async def submit(operation: Operation) -> str:
+        points.reach("operation.intended")
+        external_id = await outside.submit(operation)
+        points.reach("operation.submitted")
+        return external_id
+
+    await ctx.operation(
+        f"object:{ctx.task_id}", submit=submit, find=outside.find, check=outside.check, cancel=outside.cancel,
+        timeout=outside.TIMEOUT, checks=outside.CHECKS_AT,
+    )  # fmt: skip
+    return n
+
+
+app.operations.add(outside.CONVERTER, check=outside.check, find=outside.find, cancel=outside.cancel)
+
+
+@app.webhooks.add("converter", scheme="cloudconvert", secrets=[SECRET])
+async def told(event: Event) -> WebhookOutcome | None:
+    """Wakes the task of a conversion."""
+    if event.type == "job.created":
+        return "ignored"
+    tag = UUID(event.payload["job"]["tag"])
+    outcome = await operations.tell(event.connection, provider=outside.CONVERTER, operation_id=tag)
+    points.reach("webhook.taken")
+    return {"late": "applied", "applied": "applied", "stale": "stale"}.get(outcome, "unmatched")  # type: ignore[return-value]
+
+
+@app.task(**_MANY)
+async def ask(ctx: Context, n: int) -> int:
+    """Waits for an answer between a step that is made once and a sleep."""
+    note(ctx, "began")
+
+    async def step() -> int:
+        note(ctx, "stepped")
+        return ctx.lease
+
+    first = await ctx.step("first", step)
+    answer = await ctx.wait_for(
+        "approval", options=["yes", "no"], timeout=outside.ANSWER_SECONDS, default="no"
+    )
+    await ctx.sleep(0.1 + n % 3)
+    note(ctx, "answered", option=answer.option, step=first)
+    return n
+
+
+@app.task(transactional=True, **_MANY)
+async def judge(ctx: Context, n: int) -> int:
+    """Records a success or a failure; three failures in a row alert once."""
+    note(ctx, "began")
+    scope, is_success = f"scope:{n % 3}", n % 7 == 0
+    [row] = await (
+        await ctx.connection.execute(RECORD, [ctx.tenant_id, scope, is_success, str(ctx.task_id)])
+    ).fetchall()
+    await ctx.connection.execute(OUTCOME, [ctx.task_id, scope, is_success, row["alerted"]])
+    points.reach("effect.written")
+    return n
+
+
+RECORD = """
+select (penstock.record_outcome(%s, %s, %s, %s, 'planned', 'planned') ->> 'alerted')::boolean as alerted"""
+OUTCOME = "insert into faults.outcomes (task_id, scope, is_success, is_alert) values (%s, %s, %s, %s)"
+
 MIX = {"plain": 70, "post": 18, "post_in_thread": 3, "flaky": 6, "slow": 1, "doomed": 0.5, "hungry": 0.5}
-FLAVOURS = ("mix", "tree", "grow", "calls", "budget", "pages", "poison", "warm", "warm up")
+FLAVOURS = ("mix", "tree", "grow", "calls", "budget", "pages", "outside", "poison", "warm", "warm up")
 KINDS = [kind for kind in app.tasks if kind not in WARM]
 """What every worker but the idle one runs."""
 
@@ -234,6 +307,10 @@ def work(flavour: str, seed: int, size: int) -> None:
         case "pages":
             for k in range(size):
                 page.options(units={"pages": 1 + k % 3}).step(n + k)
+        case "outside":
+            to_convert = convert.options(provider=outside.CONVERTER, units=outside.UNITS)
+            for k in range(size):
+                (to_convert, ask, judge)[k % 3].step(n + k)
         case "poison":
             for k in range(size):
                 poison.step(n + k)

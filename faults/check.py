@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from faults import app as work
+from faults import outside
 from faults.invariants import INVARIANTS
 from penstock.postgres import db
 
 # Moves are numbered when they are made. A transaction that moves a task holds the lock of its lease's row, so the
 # numbers of one task are in commit order.
-TABLES = """
+TABLES = (
+    """
 create schema faults;
 create table faults.effects (task_id bigint, lease bigint, n bigint);
 create table faults.moves (
@@ -88,6 +90,8 @@ begin
 end $$;
 create trigger faults_watch after insert or update on penstock.accounts for each row execute function faults.watch();
 """
+    + outside.TABLES
+)
 
 _PID = "reverse(split_part(reverse(a.worker_id), '-', 2))::integer"
 _N = "(t.input ->> 'n')::bigint"
@@ -263,6 +267,7 @@ CHECKS: dict[str, dict[str, str]] = {
               window w as (order by g.granted_at range between interval '59.999 seconds' preceding and current row)) as s
             where s.calls > {work.REQUESTS_PER_MINUTE} or s.tokens > {work.TOKENS_PER_MINUTE}""",
     },
+    **outside.CHECKS,
     "drains": {
         # Of those near PostgreSQL, when nothing else happened there.
         "a drained worker left a task behind": f"""
@@ -363,6 +368,7 @@ class Found:
 
 # event → table and the fields of its line
 _LINES = {
+    **outside.LINES,
     "attempted": ("attempted", ("key", "at", "flavour", "seed", "size")),
     "acknowledged": ("acknowledged", ("key", "job")),
     "unknown": ("unknown", ("key", "error")),

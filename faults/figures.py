@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from faults import app as work
+from faults import outside
 from faults.check import CANCELED, DISK_FULL, TROUBLE, WARM
 from penstock.postgres import db
 
@@ -66,6 +67,7 @@ FIGURES = {
           from faults.moves g join penstock.lanes l on l.id = g.lane_id join faults.began b on b.task_id = g.task_id and b.lease = g.lease
           where l.provider = '{work.LIMITED}' and g.what = 'granted') as s""",
     "ledger lines": "select count(*) from penstock.cost_entries",
+    **outside.FIGURES,
     "holds settled": "select count(*) from penstock.holds where status <> 'held'",
     **_times("killed"),
     **_times("stopped"),

@@ -79,6 +79,9 @@ def promises(result: Result) -> list[tuple[str, str, bool]]:
         "counters": "wrong counters and sums",
         "ledger": "wrong accounts, holds, usage and costs",
         "limits": "limits, quotas and budgets exceeded",
+        "operations": "operations lost, doubled, left live or charged wrongly, unprocessed webhooks",
+        "waits": "steps repeated, answers lost or changed",
+        "mails": "failures lost, streaks that alerted twice, mails lost",
         "drains": "tasks left behind by drained workers",
         "trouble": "attempts charged to database trouble",
         "warm": "tasks charged, lost or dead-lettered by the worker that was idle through a restart",
@@ -119,9 +122,6 @@ def as_dict(result: Result) -> dict[str, Any]:
         "figures": result.found.figures,
         "faults": dict(sorted(result.faults.items())),
         "skipped": result.skipped,
-        "points": {
-            name: {"armed": result.armed[name], "fired": result.fired[name]}
-            for name in (*points.OF_WORKERS, *points.OF_PRODUCERS)
-        },
+        "points": {name: {"armed": result.armed[name], "fired": result.fired[name]} for name in points.ALL},
         "lost_answers": dict(sorted(result.lost_answers.items())),
     }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from faults.history import History
-from penstock.contract import jobs, tasks
+from penstock.contract import jobs, notifications, tasks
 from penstock.postgres import db
 
 OF_WORKERS = {
@@ -29,11 +29,17 @@ OF_WORKERS = {
     "usage.sent": "a report of usage is under way",
     "beat.sent": "a heartbeat is under way",
     "upkeep.sent": "what others lost is being taken back",
+    "operation.intended": "an operation is written, the provider has not heard of it",
+    "operation.submitted": "the provider has begun, its id is not noted",
+    "notify.sent": "a message is sent, the database has not heard of it",
 }
+OF_API = {"webhook.taken": "a webhook has woken its task, nothing is committed"}
 OF_PRODUCERS = {
     "start.sent": "a job is being started",
     "start.answered": "a job is started, nobody was told",
 }
+
+ALL = OF_WORKERS | OF_API | OF_PRODUCERS
 
 _armed: tuple[str, int] | None = None
 _history: History | None = None
@@ -93,7 +99,7 @@ def install(history: History) -> None:
     """Put the points around the calls of the product, and note what the database refuses."""
     claim, heartbeat = tasks.claim, tasks.heartbeat_sync
     complete_last, complete_last_sync = tasks.complete_last, tasks.complete_last_sync
-    call, start = db.call, jobs.start
+    call, start, end_notification = db.call, jobs.start, notifications.end
 
     async def noted_claim(*args: Any, **how: Any) -> Any:
         pass_by("claim.sent")
@@ -128,6 +134,11 @@ def install(history: History) -> None:
         reach("start.answered")
         return started
 
+    async def noted_end_notification(*args: Any, **how: Any) -> Any:
+        reach("notify.sent")
+        return await end_notification(*args, **how)
+
+    notifications.end = noted_end_notification
     tasks.claim, tasks.heartbeat_sync = noted_claim, noted_heartbeat
     tasks.complete_last, tasks.complete_last_sync = noted_complete_last, noted_complete_last_sync
     tasks.complete = _noted_report(history, "complete", tasks.complete)

@@ -59,10 +59,16 @@ def _begin(folder: Path, name: str) -> History:
 
 
 def worker(
-    folder: Path, dsn: str, options: dict[str, Any], armed: tuple[str, int] | None, is_short_of_memory: bool
+    folder: Path,
+    dsn: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    armed: tuple[str, int] | None,
+    is_short_of_memory: bool,
 ) -> None:
     """The worker that `penstock worker` runs, with points at which it dies and a clock that jumps."""
     history = _begin(folder, "worker")
+    os.environ |= environment
     signal.signal(signal.SIGINT, signal.default_int_handler)
     points.arm(history, armed)
     points.install(history)
@@ -78,9 +84,9 @@ def worker(
     sys.exit(code)
 
 
-def api(folder: Path, settings: dict[str, Any], port: int) -> None:
+def api(folder: Path, settings: dict[str, Any], port: int, armed: tuple[str, int] | None) -> None:
     """The API that `penstock serve` runs."""
-    _begin(folder, "api")
+    points.arm(_begin(folder, "api"), armed)
     work.app.use(settings["database_url"])
     server.run(Settings(**settings), server.listen("127.0.0.1", port), app=work.app)
 
@@ -139,7 +145,7 @@ async def _produce(order: Order, history: History) -> None:
 
 
 def _flavour(dice: random.Random) -> str:
-    shares = {"mix": 70, "tree": 8, "grow": 4, "calls": 8, "budget": 4, "pages": 6}
+    shares = {"mix": 70, "tree": 8, "grow": 4, "calls": 8, "budget": 4, "pages": 6, "outside": 4}
     return dice.choices(list(shares), list(shares.values()))[0]
 
 

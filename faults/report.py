@@ -40,7 +40,7 @@ def table(result: Result) -> str:
     lines += ["", "  fault", *(f"  {FAULTS[name][1]:<{width}}  {result.faults[name]:>8}" for name in FAULTS)]
     lines += [f"  left out: {name}: {why}" for name, why in result.skipped.items()]
     lines += ["", "  point: killed when …"]
-    for name, what in (points.OF_WORKERS | points.OF_PRODUCERS).items():
+    for name, what in points.ALL.items():
         lines.append(f"  {name + ': ' + what:<{width}}  {result.fired[name]:>3} of {result.armed[name]}")
     lines += [
         "",
@@ -52,6 +52,11 @@ def table(result: Result) -> str:
             lines.append(f"\nWRONG ({group}): {sentence}: {len(rows)}\n  {show(rows)}")
     lines += [f"\nWRONG: {text}" for text in result.ended_by_themselves]
     return "\n".join(lines)
+
+
+def _fired(point: dict[str, int] | None) -> str | None:
+    """How often a point was fired; None in a run that did not have it."""
+    return f"{point['fired']} of {point['armed']}" if point else None
 
 
 def save(result: Result) -> None:
@@ -113,11 +118,11 @@ def figures(runs: list[dict[str, Any]]) -> str:
         "| point: killed when … (fired of armed) | " + " | ".join(heads) + " |",
         "|---|" + "---:|" * len(runs),
     ]
-    for name, text in (points.OF_WORKERS | points.OF_PRODUCERS).items():
+    for name, text in points.ALL.items():
         lines.append(
             row(
                 f"`{name}` {text}",
-                [f"{run['points'][name]['fired']} of {run['points'][name]['armed']}" for run in runs],
+                [_fired(run["points"].get(name)) for run in runs],
             )
         )
     lines += ["", "| answer lost after | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(runs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import random
 import shutil
@@ -10,7 +11,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ import psycopg
 
 import penstock
 from faults import app as work
-from faults import check, history, points, processes, rpc
+from faults import check, history, outside, points, processes, rpc
 from faults.figures import figures_of
 from faults.history import History
 from faults.idle import IdleWorker
@@ -95,8 +96,10 @@ class Run:
 
             tenants = {
                 name: one("select penstock.ensure_tenant(%s) as id", name)
-                for name in ("all", "calls", "tight")
+                for name in ("all", "calls", "tight", "outside")
             }
+            for statement in outside.PREPARE:
+                connection.execute(statement.encode(), {"tenant": tenants["outside"]})
             limits = {"requests_per_minute": work.REQUESTS_PER_MINUTE, "tokens_per_minute": work.TOKENS_PER_MINUTE,
                       "concurrency": work.PLACES, "backpressure_threshold": None, "depth_limit": None}  # fmt: skip
             for name, values in ((work.LIMITED, limits), (work.PRICED, {"backpressure_threshold": None})):
@@ -111,6 +114,7 @@ class Run:
             "warm": "calls",
             "warm up": "calls",
             "pages": "tight",
+            "outside": "outside",
         }
         return {flavour: str(tenants[by_flavour.get(flavour, "all")]) for flavour in work.FLAVOURS}
 
@@ -129,8 +133,9 @@ class Run:
             # One is near PostgreSQL, the others behind the proxy.
             dsn = self.postgres.dsn if number == 0 else self.proxied
             return self._start(
-                processes.worker, self.logs, dsn, options, armed, self.workers[number].is_short
-            )
+                processes.worker, self.logs, dsn, options, self.environment, armed,
+                self.workers[number].is_short,
+            )  # fmt: skip
 
         return spawn
 
@@ -182,15 +187,21 @@ class Run:
         plan = self.plan
         # Many of its threads wait: for PostgreSQL, for the idle worker, for an answer of an API.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
-        async with self.proxy.listening() as port:
+        async with (
+            self.proxy.listening() as port,
+            outside.serving(plan.seed, self.history) as self.outside,
+        ):
             self.proxied = self.postgres.tcp_dsn.replace(f":{self.postgres.port}/", f":{port}/")
             url, key = self._start_api() if plan.has_api else (None, None)
+            self.environment = self.outside.environment(url)
             rpc_url = self._start_rpc(self.rpc) if self.rpc else None
             if plan.has_warm:
                 options = self._worker_options(list(work.WARM))
                 self.warm = Slot(
                     "idle worker",
-                    lambda: self._start(processes.worker, self.logs, self.postgres.dsn, options, None, False),
+                    lambda: self._start(
+                        processes.worker, self.logs, self.postgres.dsn, options, self.environment, None, False
+                    ),
                 )
                 self.idle = IdleWorker(self.postgres, self.history, self.tenants["warm"])
             for number in range(plan.workers):
@@ -224,6 +235,7 @@ class Run:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
                 await self._stop_all()
+                self.outside.note_jobs()
                 await asyncio.gather(*self.feeding, return_exceptions=True)
 
     def _start_producers(self, url: str | None, key: str | None) -> None:
@@ -241,7 +253,7 @@ class Run:
 
     def _start_api(self) -> tuple[str, str]:
         [row] = self.postgres.execute("select secret from penstock.create_key('faults', 'service', null)")
-        self.api, url = self._serve("api", self.postgres.dsn, self.logs)
+        self.api, url = self._serve("api", self.postgres.dsn, self.logs, points.OF_API)
         return url, row["secret"]
 
     def _start_rpc(self, scene: rpc.Scene) -> str:
@@ -253,8 +265,8 @@ class Run:
         self.rpc_workers = [Slot(f"rpc worker{number}", spawn) for number in range(rpc.WORKERS)]
         return url
 
-    def _serve(self, name: str, dsn: str, logs: Path) -> tuple[Slot, str]:
-        """`penstock serve` of a database, and its address."""
+    def _serve(self, name: str, dsn: str, logs: Path, armable: Iterable[str] = ()) -> tuple[Slot, str]:
+        """`penstock serve` of a database, and its address. Every other one dies at one of the points."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -263,10 +275,19 @@ class Run:
             "api_url": ensure_login(dsn),
             "jwt_secret": "only for the faults, and for nothing else",
             "home": self.folder / f"home {name}",
+            "smtp_url": self.outside.mail_url,
+            "mail_from": outside.SENDER,
         }
-        return Slot(
-            name, lambda: self._start(processes.api, logs, settings, port)
-        ), f"http://127.0.0.1:{port}"
+        names = itertools.cycle([*armable, None])
+
+        def spawn() -> Any:
+            point = None if self.is_healing else next(names)
+            if point:
+                self.armed[point] += 1
+            armed = (point, self.dice.randint(1, 10)) if point else None
+            return self._start(processes.api, logs, settings, port, armed)
+
+        return Slot(name, spawn), f"http://127.0.0.1:{port}"
 
     async def feed_warm(self, *flavours: str) -> None:
         """Give the idle worker a few tasks, one job after the other, once it has started."""
@@ -335,7 +356,7 @@ class Run:
                 self.ended_by_themselves.append(f"{slot.name} ({pid}) ended with {code}:\n{tail}")
 
     async def _operate(self) -> None:
-        """Raises the quota, and resumes jobs that have spent their budget."""
+        """Raises the quota, resumes jobs that have spent their budget, and answers questions."""
         while True:
             try:
                 await asyncio.to_thread(self._raise_limits)
@@ -361,6 +382,7 @@ class Run:
                     "select penstock.resume_job(%s) from penstock.jobs where id = %s and status = 'paused'",
                     [row["id"]] * 2,
                 )
+            connection.execute(outside.ANSWER.encode())
 
     # --- afterwards ---
 
@@ -379,8 +401,11 @@ class Run:
         is_rpc_done = self.rpc is None
         while (now := time.monotonic()) < deadline:
             try:
+                await asyncio.to_thread(self.postgres.execute, outside.RESEND)
                 [row] = await asyncio.to_thread(
-                    self.postgres.execute, "select count(*) as n from penstock.jobs where finished_at is null"
+                    self.postgres.execute,
+                    "select (select count(*) from penstock.jobs where finished_at is null)"
+                    " + (select count(*) from penstock.notifications where status in ('queued', 'sending')) as n",
                 )
                 if self.rpc and not is_rpc_done and not self.feeding:
                     rpc_deadline = rpc_deadline or now + self.lease_seconds + RPC_DRAIN_SECONDS

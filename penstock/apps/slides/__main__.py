@@ -30,7 +30,7 @@ def main() -> int:
         parser.error(f"--slides must be between 1 and 1000 (got {chosen.slides})")
     if chosen.local and local.soffice() is None:
         parser.error("LibreOffice is not installed: apt install libreoffice-impress")
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     options = demo.Options(chosen.slides, chosen.folder, chosen.local)
     return 0 if asyncio.run(demo.run(options, Console())) == chosen.slides else 1
 

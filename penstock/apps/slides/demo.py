@@ -62,11 +62,12 @@ async def run(options: Options, console: Console) -> int:
     serving = simulator.serve(
         cloudconvert={"latency": (0.3, 1.5), "webhook_faults": _FAULTS, "late_seconds": 5}
     )
+    # The server says at its start if a source of webhooks has no secret.
+    os.environ["CLOUDCONVERT_WEBHOOK_SECRET"] = SECRET
     async with app, serving as provider, _api() as url:
         os.environ |= {
             "CLOUDCONVERT_URL": provider.cloudconvert_url,
             "CLOUDCONVERT_API_KEY": "simulated",
-            "CLOUDCONVERT_WEBHOOK_SECRET": SECRET,
             "SLIDES_PUBLIC_URL": url or "",
             # Without a webhook a real conversion is checked after 30 seconds.
             "SLIDES_CHECK_SECONDS": "3 6 12",
