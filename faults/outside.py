@@ -152,6 +152,9 @@ LINES = {
     "stepped": ("stepped", ("task", "lease")),
     "answered": ("answered", ("task", "lease", "option", "step")),
 }
+# Tasks that had failed when their operation succeeded after its timeout.
+REPLAYED = """
+(select job_id, (details ->> 'task_id')::bigint as task_id from penstock.audit_log where action = 'operation.late') as late"""
 # How often a task's conversions were counted. An attempt that died before it began its operation is charged an estimate.
 _COUNTED = """
 select t.id, (select count(*) from penstock.operations o where o.job_id = t.job_id and o.task_id = t.id and o.status = 'completed') as completed,
@@ -179,7 +182,7 @@ CHECKS: dict[str, dict[str, str]] = {
             where not exists (select from faults.stops s where s.at between extract(epoch from o.started_at) - 1 and extract(epoch from o.completed_at))
             group by c.tag having count(*) > 1""",
         "a completed operation that the converter did not finish": """
-            select o.id, c.status from penstock.operations o left join faults.converted c on c.job = o.external_id
+            select o.id, c.status from penstock.operations o left join faults.converted c on c.tag = o.id::text
             where o.status = 'completed' and c.status is distinct from 'finished'""",
         "a conversion that succeeded has no completed operation": """
             select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id and r.outcome = 'succeeded'

@@ -145,7 +145,7 @@ async def _produce(order: Order, history: History) -> None:
 
 
 def _flavour(dice: random.Random) -> str:
-    shares = {"mix": 70, "tree": 8, "grow": 4, "calls": 8, "budget": 4, "pages": 6, "outside": 4}
+    shares = {"mix": 70, "tree": 8, "grow": 4, "calls": 8, "budget": 4, "pages": 6, "outside": 8}
     return dice.choices(list(shares), list(shares.values()))[0]
 
 

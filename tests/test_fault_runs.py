@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 PLAN = plan.Plan(
     tasks=1500, seed=5, seconds=8, every=0.7, workers=3, producers=1, lease_seconds=3, poison=1, is_disk_wanted=False,
-    drain_seconds=60,
+    drain_seconds=120,
 )  # fmt: skip
 
 # A few faults, each of them again and again: restarts with an idle worker, HTTP-only workers, migrates, short stops.
@@ -59,6 +59,17 @@ PLANTED = {
     "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, task_id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'failed', 'unavailable' from penstock.results limit 1": "trouble",
     "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'lost', 'x' from penstock.tasks where kind = 'warm_post' limit 1": "warm",
     "insert into penstock.cost_entries overriding system value select (json_populate_record(c, json_build_object('id', c.id + 1000000000, 'key', 'planted'))).* from penstock.cost_entries c where c.cost_type = 'fixture' limit 1": "ledger",
+    "set local session_replication_role = replica; update penstock.operations set status = 'processing', completed_at = null where id in (select id from penstock.operations limit 1)": "operations",
+    "insert into faults.converted values ('x', 'y', 'finished')": "operations",
+    "delete from faults.converted where tag in (select id::text from penstock.operations where status = 'completed' limit 1)": "operations",
+    "insert into penstock.usage_events (at, tenant_id, action, job_id, task_id, lease, units) select at, tenant_id, action, job_id, task_id, lease, '{\"conversions\": 100}' from penstock.usage_events where units ? 'conversions' limit 1": "operations",
+    "update penstock.webhooks set outcome = 'failed' where key in (select key from penstock.webhooks limit 1)": "operations",
+    "insert into faults.stepped select task_id, lease + 1 from penstock.steps limit 1": "waits",
+    "update faults.answered set option = 'maybe' where task_id in (select task_id from faults.answered limit 1)": "waits",
+    "set local session_replication_role = replica; delete from penstock.failures where id in (select id from penstock.failures limit 1)": "mails",
+    "insert into faults.outcomes (task_id, scope, is_success, is_alert) select -1, scope, false, true from faults.outcomes where is_alert limit 1": "mails",
+    "delete from faults.mailed": "mails",
+    "insert into faults.mailed values ('x')": "mails",
     "insert into faults.unknown select key, 'deadlock detected' from faults.attempted limit 1": "migrates",
     "insert into faults.migrations values (1, 1, 'Unavailable: canceling statement due to lock timeout')": "migrates",
 }
