@@ -198,6 +198,7 @@ async def test_folder_is_uploaded_by_one_command(
     folder.mkdir()
     (folder / "letter.pdf").write_bytes(documents.pdf(documents.ENGLISH))
     (folder / "locked.pdf").write_bytes(documents.encrypted())
+    (folder / "program.pdf").write_bytes(b"MZ\x90 a program")
     (folder / "notes.txt").write_text("not a document")
     async with app, simulator.serve() as model:
         monkeypatch.setenv("INTAKE_URL", model.openai_url)
@@ -208,8 +209,13 @@ async def test_folder_is_uploaded_by_one_command(
     printed = capsys.readouterr().out
     assert len(re.findall(r"letter\.pdf: completed, 1 page, \d+ facts?\n", printed)) == 2, printed
     assert printed.count("locked.pdf: rejected, encrypted_pdf: the PDF is encrypted") == 2
-    assert printed.count("\n1 completed, 1 rejected\n") == 2
-    assert site.db.execute("select count(*) as count from intake.shell_files") == [{"count": 2}]
+    # Refused at the upload; the second run finds it rejected.
+    assert (
+        printed.count("program.pdf: wrong_type: the file is not application/pdf\nUploaded 2 of 3 files.") == 1
+    )
+    assert printed.count("program.pdf: rejected, wrong_type: the file is not application/pdf") == 1
+    assert "\n1 completed, 1 rejected\n" in printed and "\n1 completed, 2 rejected\n" in printed
+    assert site.db.execute("select count(*) as count from intake.shell_files") == [{"count": 3}]
 
 
 # The guarantee

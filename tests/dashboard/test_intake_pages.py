@@ -89,8 +89,8 @@ def test_member_sees_files_facts_patients_and_usage_of_the_own_tenant(intake: An
         "files": [*FILES, "encrypted_pdf: the PDF is encrypted", "waits_for_quota", "broken pipe",
                   "the content has not been uploaded", image],
         "facts": ["Potassium", "4.2 mmol/L", "scanned.pdf", image],
-        "patients": ["Ann Weber"],
-        "trail": ["intake.insert", "shell_file_results", str(intake.patient)],
+        "patients": ["Ann Weber", f'href="/dashboard/app/trail?patient_id={intake.patient}"'],
+        "trail": ["intake.insert", "shell_file_results", str(intake.patient), "Ann Weber"],
         "usage": ["7"],
     }  # fmt: skip
     for page, words in wanted.items():

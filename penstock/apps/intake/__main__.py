@@ -99,9 +99,15 @@ async def _upload(pool: db.Pool, tenant_id: UUID, patient_id: UUID, path: Path) 
         taken = await artifacts.take_upload(pool, artifact_id=artifact_id)
         await app.storage.put(taken["incoming"], data, limit=len(data))
         service = partial(db.connection, pool)
-        await artifacts.finish_upload(
-            service, app.storage, artifact_id=artifact_id, taken=taken, finish=finish_upload
-        )
+        try:
+            await artifacts.finish_upload(
+                service, app.storage, artifact_id=artifact_id, taken=taken, finish=finish_upload
+            )
+        except PenstockError as error:
+            # Only if the upload was dropped; otherwise the next run repeats it.
+            refused = (tenant_id, file_id, error.code, error.message)
+            await db.rows(pool, "select intake.reject_upload(%s, %s, %s, %s)", refused)
+            raise
     return file_id
 
 

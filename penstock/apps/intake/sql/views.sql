@@ -186,11 +186,18 @@ select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.a
         f.processing_error ->> 'legacy_error'))
     when f.status = 'uploading' then 'the content has not been uploaded'
     when f.status in ('uploaded', 'processing') then (
-      select concat_ws(': ', 'job ' || j.status, j.status_reason) from penstock.jobs j where j.id = f.job_id)
+      select case when j.status = 'running' then concat_ws('; ', format('%s, %s %%', j.phase, j.percent), (
+          select case t.waiting_for when 'retry' then 'waits for the next attempt'
+            else 'waits for: ' || t.waiting_for end
+          from penstock.task_list t where t.job_id = j.id and t.status = 'queued' and t.waiting_for is not null
+          order by t.id limit 1))
+        else concat_ws(': ', 'job ' || j.status, j.status_reason) end
+      from penstock.job_list j where j.id = f.job_id)
   end as reason,
   (select (r.summary #>> '{pictures,1}')::uuid from intake.shell_file_results r
-    where r.tenant_id = f.tenant_id and r.shell_file_id = f.id and r.pass = 'pass2') as picture
-from intake.shell_files f;
+    where r.tenant_id = f.tenant_id and r.shell_file_id = f.id and r.pass = 'pass2') as picture,
+  coalesce(p.name, 'own record') as patient
+from intake.shell_files f join intake.patients p on p.tenant_id = f.tenant_id and p.id = f.patient_id;
 comment on view intake.file_list is 'Files with their state, and why they wait or ended so.';
 
 create or replace view intake.fact_list with (security_invoker = true) as
@@ -198,9 +205,11 @@ select r.tenant_id, r.shell_file_id || ':' || x.number as id, s.name as file, r.
   x.fact ->> 'kind' as kind, x.fact ->> 'name' as name,
   concat_ws(' ', x.fact ->> 'value', x.fact ->> 'unit') as value, x.fact -> 'is_verified' as is_verified,
   (x.fact #>> '{places,0,page}')::integer as page, x.fact #> '{places,0,box}' as box,
-  (r.summary -> 'pictures' ->> (x.fact #>> '{places,0,page}'))::uuid as picture, r.created_at
+  (r.summary -> 'pictures' ->> (x.fact #>> '{places,0,page}'))::uuid as picture, r.created_at,
+  coalesce(p.name, 'own record') as patient
 from intake.shell_file_results r
 join intake.shell_files s on s.tenant_id = r.tenant_id and s.id = r.shell_file_id
+join intake.patients p on p.tenant_id = r.tenant_id and p.id = r.patient_id
 cross join lateral jsonb_array_elements(r.summary -> 'facts') with ordinality as x(fact, number)
 where r.pass = 'pass2';
 comment on view intake.fact_list is
@@ -208,12 +217,16 @@ comment on view intake.fact_list is
 
 create or replace view intake.patient_list with (security_invoker = true) as
 select p.tenant_id, p.id, p.name, p.is_self, p.consented_at, p.created_at,
-  (select count(*) from intake.shell_files f where f.tenant_id = p.tenant_id and f.patient_id = p.id) as files
+  (select count(*) from intake.shell_files f where f.tenant_id = p.tenant_id and f.patient_id = p.id) as files,
+  coalesce(p.name, 'own record') as patient
 from intake.patients p;
 comment on view intake.patient_list is 'Patients with the number of their files.';
 
 create or replace view intake.patient_trail with (security_invoker = true) as
 select a.id, a.at, a.tenant_id, substr(a.subject, 9) as patient_id, a.action,
-  a.details ->> 'table' as record_of, a.details ->> 'record' as record, a.actor, a.job_id
+  a.details ->> 'table' as record_of, a.details ->> 'record' as record, a.actor, a.job_id,
+  (select coalesce(p.name, 'own record') from intake.patients p
+    where p.tenant_id = a.tenant_id and p.id = case when substr(a.subject, 9) ~ '^[0-9a-f-]{36}$'
+      then substr(a.subject, 9)::uuid end) as patient
 from penstock.audit_log a where a.subject like 'patient:%' and a.action like 'intake.%';
 comment on view intake.patient_trail is 'Who wrote what about which patient, from the audit log.';
