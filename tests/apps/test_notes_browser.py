@@ -166,6 +166,30 @@ def test_edits_of_two_browsers_offline_meet(served: Served, chromium: Any, db: t
     assert one.texts() == two.texts()
 
 
+def test_large_notes_travel_in_smaller_parts(
+    served: Served, chromium: Any, db: testing.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes requests of 8 MB, and answers with at most 32 MB: here 1 MB."""
+    monkeypatch.setattr("penstock.api.rest.MOST_BYTES", 1 << 20)
+    access = token(add_user(db, "ann"))
+    one, two = Browser(served, chromium, access), Browser(served, chromium, access)
+    pushes: list[int] = []
+    one.page.on(
+        "request",
+        lambda sent: pushes.append(len(sent.post_data or "")) if "push_changes" in sent.url else None,
+    )
+    one.context.set_offline(True)
+    one.status("Offline")
+    one.page.evaluate(
+        "async () => { for (let n = 0; n < 6; n++) await save({ text: n + 'x'.repeat(400000) }) }"
+    )
+    one.context.set_offline(False)
+    one.sync()
+    assert max(pushes) < 1_100_000 and len(db.execute("select id from notes.notes")) == 6
+    two.sync()
+    assert two.texts() == one.texts() and len(two.texts()) == 6
+
+
 def test_change_of_a_fast_clock_gets_the_servers_time(
     served: Served, chromium: Any, db: testing.Database
 ) -> None:
@@ -250,6 +274,7 @@ def test_another_user_sees_nothing_of_the_first(served: Served, chromium: Any, d
     browser.page.click("#sign-out")
     browser.status("Signed out")
     assert browser.texts() == []
+    assert not browser.page.is_visible("#sync") and not browser.page.is_visible("#sign-out")
     browser.context.set_offline(False)
     browser.sign_in(bob)
     browser.sync()

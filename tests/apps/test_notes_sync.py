@@ -469,7 +469,8 @@ def test_terminal_edits_notes_and_answers_refused_changes(
     other = run("a", "add", "herons").split()[1].rstrip(".")
     assert run("a", "edit", "none", "x") == "error: there is no note none\n"
     assert run("a", "restore", note_id) == f"error: there is no deleted note {note_id}\n"
-    assert run("a", "rm", other) == "" and run("a", "restore", other) == "" and run("a", "sync")
+    assert run("a", "rm", other) == "" and run("a", "ls", "--deleted") == f"{other}  herons\n"
+    assert other not in run("a", "ls") and run("a", "restore", other) == "" and run("a", "sync")
     site.db.execute("alter table notes.notes add constraint no_owls check (text !~ 'owl')")
     try:
         run("a", "edit", note_id, "owls hold hands")

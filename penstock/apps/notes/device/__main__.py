@@ -1,7 +1,7 @@
 """`python -m penstock.apps.notes.device`: a library in one file, on this machine.
 
-All commands but two work offline. `sync` exchanges changes with the server at NOTES_URL, as the user of
-NOTES_TOKEN (with NOTES_KEY, the public key of the project). `discover` asks its model for ideas of notes.
+All commands but two work offline. `sync` exchanges changes with the server that NOTES_URL names, as the user
+of NOTES_TOKEN (NOTES_KEY: the project's public key). `discover` asks its model for the ideas of notes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     edit.add_argument("text")
     commands.add_parser("rm", help="delete a note").add_argument("id")
     commands.add_parser("restore", help="bring a deleted note back").add_argument("id")
-    commands.add_parser("ls", help="list notes")
+    ls = commands.add_parser("ls", help="list notes")
+    ls.add_argument("--deleted", action="store_true", help="list deleted notes instead")
     commands.add_parser("search", help="find notes by words or their beginnings").add_argument("text")
     commands.add_parser("sync", help="push changes, then pull those of other devices")
     refused = commands.add_parser("refused", help="list changes that the server refused")
@@ -85,7 +86,8 @@ def _run(store: Store, given: argparse.Namespace) -> None:
     elif given.command in ("edit", "rm", "restore"):
         _change(store, given)
     elif given.command == "ls":
-        _list(store.rows("notes"))
+        notes = store.rows("notes", with_deleted=given.deleted)
+        _list([note for note in notes if note["deleted"] == given.deleted])
     elif given.command == "search":
         _list(store.search(given.text))
     elif given.command == "sync":

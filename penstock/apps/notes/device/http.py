@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.apps.notes.device.store import Record
-from penstock.apps.notes.device.sync import Outcome, ServerState, TableState
+from penstock.apps.notes.device.sync import Outcome, PageTooLarge, ServerState, TableState
 
 SCHEMA = "notes"
 MISSING_TABLE = "PGRST205"
@@ -70,7 +70,7 @@ class HttpServer:
         return [Outcome(r["table"], r["id"], r["outcome"], r["code"], r["message"]) for r in rows]
 
     def pull(self, table: str, after: int, limit: int) -> list[Record] | None:
-        """Read a page of rows, with fewer of them if they are large; None if the server lacks the table."""
+        """Read a page of rows; None if the server does not have the table yet."""
         query = urllib.parse.urlencode(
             {"change_seq": f"gt.{after}", "order": "change_seq", "limit": limit, "select": "*"}
         )
@@ -79,8 +79,8 @@ class HttpServer:
         except ServerError as error:
             if error.code == MISSING_TABLE:
                 return None
-            if error.status == TOO_LARGE and limit > 1:
-                return self.pull(table, after, limit // 2)
+            if error.status == TOO_LARGE:
+                raise PageTooLarge(error.message) from error
             raise
 
     def call(self, path: str, body: Any, *, method: str | None = None) -> Any:

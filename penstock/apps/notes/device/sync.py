@@ -52,6 +52,10 @@ class Outcome:
     message: str | None = None
 
 
+class PageTooLarge(Exception):
+    """The rows of a page are too large for one answer: ask for fewer."""
+
+
 class Server(Protocol):
     """The three calls of sync. `http.py` makes them over HTTP."""
 
@@ -64,8 +68,10 @@ class Server(Protocol):
         ...
 
     def pull(self, table: str, after: int, limit: int) -> list[Record] | None:
-        """Read up to `limit` rows with a higher change number, in their order; at least one if there is one.
-        None: the server has no such table yet."""
+        """Read rows with a higher change number, in their order. None: the server has no such table yet.
+
+        Raises PageTooLarge.
+        """
         ...
 
 
@@ -162,9 +168,9 @@ def pull(store: Store, server: Server, table: str, state: ServerState) -> int:
     cursor = int(store.get_meta(f"lastSeq:{table}") or 0)
     if there.horizon > int(store.get_meta(f"horizon:{table}") or 0):
         return _pull_everything(store, server, table, there.horizon)
-    total = 0
+    total, limit = 0, PAGE
     while cursor < there.seq:
-        page = server.pull(table, cursor, PAGE)
+        page, limit = _read(server, table, cursor, limit)
         if not page:
             break
         with store.transaction():
@@ -176,13 +182,26 @@ def pull(store: Store, server: Server, table: str, state: ServerState) -> int:
     return total
 
 
+def _read(server: Server, table: str, cursor: int, limit: int) -> tuple[list[Record] | None, int]:
+    """A page, and the number of rows to ask for next: fewer, once a page was too large for one answer."""
+    while True:
+        try:
+            return server.pull(table, cursor, limit), limit
+        except PageTooLarge:
+            if limit == 1:
+                raise
+            limit //= 2
+
+
 def _pull_everything(store: Store, server: Server, table: str, horizon: int) -> int:
     """Rows were deleted permanently: replace the local table with the server's, except for queued changes."""
     rows: list[Record] = []
     cursor = 0
-    while page := server.pull(table, cursor, PAGE):
+    page, limit = _read(server, table, cursor, PAGE)
+    while page:
         rows += page
         cursor = page[-1]["change_seq"]
+        page, limit = _read(server, table, cursor, limit)
     if page is None:
         return 0
     with store.transaction():

@@ -175,8 +175,17 @@ async function pull(state) {
   const isWhole = there.horizon > (await getMeta('horizon') ?? 0)
   let cursor = isWhole ? 0 : await getMeta('lastSeq') ?? 0
   const seen = new Set()
+  let limit = PAGE
   while (cursor < there.seq) {
-    const page = await readPage(cursor, PAGE)
+    let page
+    try {
+      page = await request(`${TABLE}?change_seq=gt.${cursor}&order=change_seq&limit=${limit}`)
+    } catch (error) {
+      // The rows are too large for one answer.
+      if (error.status !== 413 || limit === 1) throw error
+      limit = Math.floor(limit / 2)
+      continue
+    }
     if (page.length === 0) break
     cursor = page.at(-1).change_seq
     await transaction('readwrite', async (db) => {
@@ -190,16 +199,6 @@ async function pull(state) {
     })
   }
   if (isWhole) await finishWhole(seen, cursor, there.horizon)
-}
-
-// Rows after the cursor; fewer of them if they are large.
-async function readPage(cursor, limit) {
-  try {
-    return await request(`${TABLE}?change_seq=gt.${cursor}&order=change_seq&limit=${limit}`)
-  } catch (error) {
-    if (error.status !== 413 || limit === 1) throw error
-    return readPage(cursor, Math.floor(limit / 2))
-  }
 }
 
 // Last write wins. Of two writes in the same millisecond the server's wins, once ours was pushed.
@@ -252,7 +251,7 @@ async function syncOnce() {
     await show('Synced')
   } catch (error) {
     if (await getMeta('token') !== token) return
-    if (error instanceof Refusal && error.status === 401) return signOut('The access token has expired. Sign in again.')
+    if (error instanceof Refusal && error.status === 401) return signOut('The access token is invalid or has expired. Sign in again.')
     await show(error instanceof Refusal ? 'Not synced' : 'Offline', error instanceof Refusal ? error.message : '')
     retry = setTimeout(sync, pause)
     pause = Math.min(pause * 2, 60_000)
@@ -295,7 +294,7 @@ async function show(state, problem = '') {
     token: await done(db.meta.get('token')),
   }))
   find('sign-in').hidden = Boolean(token)
-  find('add').hidden = find('sign-out').hidden = !token
+  find('add').hidden = find('sync').hidden = find('sign-out').hidden = !token
   const changes = new Set(waiting.map((entry) => entry.id)).size
   const word = changes === 1 ? '1 change' : `${changes} changes`
   if (!token) find('status').textContent = 'Signed out'
