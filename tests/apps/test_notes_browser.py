@@ -183,9 +183,12 @@ def test_large_notes_travel_in_smaller_parts(
     one.page.evaluate(
         "async () => { for (let n = 0; n < 6; n++) await save({ text: n + 'x'.repeat(400000) }) }"
     )
+    one.page.set_default_timeout(60_000)
     one.context.set_offline(False)
     one.sync()
-    assert max(pushes) < 1_100_000 and len(db.execute("select id from notes.notes")) == 6
+    assert max(pushes) < 1_100_000
+    two.page.set_default_timeout(60_000)
+    assert len(db.execute("select id from notes.notes")) == 6
     two.sync()
     assert two.texts() == one.texts() and len(two.texts()) == 6
 
