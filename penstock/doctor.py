@@ -65,11 +65,13 @@ async def examine_providers(dsn: str) -> list[Check]:
         tried = await checks.examine(pool)
     if not tried:
         return [Check("keys", "ok", "no provider has a key", None)]
-    action = "Set the key again: penstock providers keys set"
     return [
-        Check(each.provider, "ok", f"{each.finding} (key of {each.source})")
-        if each.is_good
-        else Check(each.provider, "fail", f"{each.finding} (key of {each.source})", action)
+        Check(
+            each.provider,
+            "ok" if each.is_good else "fail",
+            f"{each.finding} (key of {each.source})",
+            each.action,
+        )
         for each in tried
     ]
 

@@ -28,6 +28,7 @@ class Tried(NamedTuple):
     """Whose key: that of the environment, of all tenants, or of one."""
     is_good: bool
     finding: str
+    action: str | None = None
 
 
 async def examine(pool: db.Pool) -> list[Tried]:
@@ -43,17 +44,20 @@ async def examine(pool: db.Pool) -> list[Tried]:
         try:
             key = keys.unseal(sealed)
         except PenstockError as error:
-            found.append(Tried(each.provider, source, False, error.message))
+            found.append(Tried(each.provider, source, False, error.message, error.hint))
             continue
-        found.append(await _try(each.provider, source, key))
+        tenant = "" if each.tenant_id is None else f" --tenant {names.get(each.tenant_id)}"
+        command = f"Set the key again: penstock providers keys set {each.provider}{tenant}"
+        found.append(await _try(each.provider, source, key, command))
     for name in OWN:
         key = keys.of_environment(name)
         if key is not None:
-            found.append(await _try(name, "environment", key))
+            command = f"Set {OWN[name].variable} to a valid key."
+            found.append(await _try(name, "environment", key, command))
     return found
 
 
-async def _try(provider: str, source: str, key: Key) -> Tried:
+async def _try(provider: str, source: str, key: Key, command: str) -> Tried:
     how = adapters()[provider][0] if provider in adapters() else adapter(provider, "text")
     url = OWN[provider].url if provider in OWN else f"https://{key.host}/v1"
     if how.models_path is None:
@@ -70,7 +74,9 @@ async def _try(provider: str, source: str, key: Key) -> Tried:
         )
         return Tried(provider, source, True, _usable(provider, response))
     except (Fail, Retry, httpx.HTTPError) as error:
-        return Tried(provider, source, False, str(error)[:300])
+        is_refused = getattr(error, "code", None) == "provider_key_refused"
+        action = command if is_refused else "The key was not tried: check the connection to the provider."
+        return Tried(provider, source, False, str(error)[:300], action)
 
 
 def _usable(provider: str, response: httpx.Response) -> str:

@@ -27,6 +27,7 @@ from penstock.apps.reading.app import app, declare, reading
 from penstock.apps.reading.settings import SIMULATOR
 from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid
+from penstock.providers.hosts import OWN
 from penstock.storage.objects import Folder
 from penstock.types import Artifact, Job
 
@@ -225,6 +226,32 @@ async def test_a_worker_killed_midway_loses_nothing_and_leaves_no_second_record(
     assert lost == [{"outcome": "lost", "error_code": "worker_lost"}]
     assert db.execute("select 1 from penstock.artifacts where status <> 'stored'") == []
     assert db.execute("select * from penstock.check_accounts()") == []
+
+
+@pytest.mark.slow
+def test_command_makes_a_book_with_a_worker_and_a_model_of_its_own(
+    db: testing.Database, tmp_path: Path
+) -> None:
+    """Nothing else has to run, and no key is needed; a real model without a key fails with the reason."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("READING_")}
+    environment |= {"DATABASE_URL": db.dsn, "PENSTOCK_STORAGE": (tmp_path / "files").as_uri()}
+    for known in OWN.values():
+        environment.pop(known.variable, None)
+
+    def run(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "penstock.apps.reading", *words],
+            env=environment | more, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    made = run("Water", "Otters")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert f"written by {SIMULATOR}" in made.stdout and "1 chapter, " in made.stdout
+    kept = [path.suffix for path in (tmp_path / "files").rglob("*.*") if path.is_file()]
+    assert sorted(kept) == [".json", ".json", ".mp3", ".pdf", ".pdf"]
+    refused = run("Water", "Otters", READING_MODEL="openai/gpt-5.4-mini")
+    assert refused.returncode == 1 and "no_key: there is no key of openai" in refused.stderr
+    assert run("Water").returncode == 2
 
 
 HOSTILE = [

@@ -66,10 +66,25 @@ async def test_refused_key_and_missing_master_key_are_failures(
     wire.respond = lambda request: (401, {}, b'{"error": {"message": "Incorrect API key provided."}}')
     [house, refused] = await examine_providers(db.dsn)
     assert (refused.state, house.state) == ("fail", "fail") and "Incorrect API key" in refused.finding
+    assert refused.action == "Set the key again: penstock providers keys set openai"
+    assert house.action is not None and house.action.startswith(
+        "Set the key again: penstock providers keys set house --tenant "
+    )
     assert [str(request.url) for request in wire.requests] == [
         "https://llm.example.org/v1/models",
         "https://api.openai.com/v1/models",
     ]
+    wire.respond = lambda request: (503, {}, b"")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-environment")
+    found = await examine_providers(db.dsn)
+    assert {check.action for check in found} == {
+        "The key was not tried: check the connection to the provider."
+    }
+    wire.respond = lambda request: (401, {}, b"{}")
+    *_, environment = await examine_providers(db.dsn)
+    assert environment.action == "Set OPENAI_API_KEY to a valid key."
+    monkeypatch.delenv("OPENAI_API_KEY")
     monkeypatch.setattr(keys, "settings", lambda: settings.Settings())
     found = await examine_providers(db.dsn)
     assert all("master key" in check.finding and check.state == "fail" for check in found)
+    assert all((check.action or "").startswith("Set PENSTOCK_MASTER_KEY") for check in found)

@@ -1,28 +1,77 @@
-"""`python -m penstock.apps.reading [TITLE CHAPTER…]`: start a book and wait for it.
+"""`python -m penstock.apps.reading [TITLE CHAPTER…]`: make a book (default: sixteen chapters about water).
 
-Needs a worker (`penstock worker penstock.apps.reading.app:app`) and a language model: the simulator
-(`penstock simulate --port 8090`) or the provider in `READING_MODEL`.
+Runs everything in one process: the worker, and a simulated model unless `READING_MODEL` or `READING_URL`
+names another. Without them no real money is spent.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import sys
+import time
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import structlog
+
+from penstock import Worker, simulator
 from penstock.apps.reading.app import app, declare, reading
 from penstock.apps.reading.books import RUNNING_WATER
+from penstock.apps.reading.settings import SIMULATOR, settings
+from penstock.contract import costs, providers
+from penstock.errors import PenstockError
 
 
-def main(words: list[str]) -> None:
-    """Start the job and wait for it."""
-    with app:
-        app.block(declare())
-        wanted: dict[str, Any] = {"title": words[0], "chapters": words[1:]} if words else RUNNING_WATER
-        job = reading.start(**wanted)
-        print(f"Started {job.id}. Watch it: penstock jobs watch {job.id}")
-        book = job.result()
-        print(f"Made {book['documents']} documents. List the files: penstock artifacts ls {job.id}")
+def main(words: list[str]) -> int:
+    """Make the book. Returns 0 if it is complete."""
+    if len(words) == 1:
+        print("usage: python -m penstock.apps.reading [TITLE CHAPTER…]", file=sys.stderr)
+        return 2
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    wanted: dict[str, Any] = {"title": words[0], "chapters": words[1:]} if words else RUNNING_WATER
+    return asyncio.run(run(wanted))
+
+
+async def run(wanted: dict[str, Any]) -> int:
+    """Start the worker and, if no other model is named, a simulated one, and make the book."""
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(app)
+        if settings().model == SIMULATOR and not os.environ.get("READING_URL"):
+            model = await stack.enter_async_context(simulator.serve())
+            os.environ["READING_URL"] = model.openai_url
+        await declare()
+        async with app.connections() as pool:
+            await app.declare(pool)
+            await providers.open(pool, name=settings().model)  # an earlier run may have closed it
+        working = asyncio.create_task(Worker(app, concurrency=2, grace_seconds=5).run())
+        try:
+            return await _make(wanted)
+        finally:
+            working.cancel()
+            with suppress(asyncio.CancelledError):
+                await working
+
+
+async def _make(wanted: dict[str, Any]) -> int:
+    began = time.monotonic()
+    try:
+        job = await reading.astart(**wanted)
+        print(f"Started {job.id}, written by {settings().model}.", flush=True)
+        book = await job.aresult()
+    except PenstockError as error:
+        print(f"{error.code}: {error.message}", file=sys.stderr)
+        return 1
+    async with app.connections() as pool:
+        spent = await costs.of_job(pool, job_id=job.id)
+    count = len(wanted["chapters"])
+    print(
+        f"{count} chapter{'' if count == 1 else 's'}, {book['pages']} pages and {book['seconds']:.0f} s of audio in "
+        f"{time.monotonic() - began:.0f} s, cost {spent.cost:.6f} USD: penstock artifacts ls {job.id}"
+    )
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))
