@@ -65,11 +65,11 @@ async def _make(wanted: dict[str, Any]) -> int:
         return 1
     async with app.connections() as pool:
         spent = await costs.of_job(pool, job_id=job.id)
-    count = len(wanted["chapters"])
-    print(
-        f"{count} chapter{'' if count == 1 else 's'}, {book['pages']} pages and {book['seconds']:.0f} s of audio in "
-        f"{time.monotonic() - began:.0f} s, cost {spent.cost:.6f} USD: penstock artifacts ls {job.id}"
+    took, count = time.monotonic() - began, len(wanted["chapters"])
+    made = (
+        f"{count} chapter{'' if count == 1 else 's'}, {book['pages']} pages, {book['seconds']:.0f} s of audio"
     )
+    print(f"{made} in {took:.0f} s, cost {spent.cost:.6f} USD: penstock artifacts ls {job.id}")
     return 0
 
 
