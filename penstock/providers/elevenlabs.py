@@ -42,7 +42,7 @@ class ElevenLabsSpeech(Adapter):
             )
         except Exception as error:
             # An empty account answers 401, as a wrong key does.
-            if "quota_exceeded" in _detail(error):
+            if _code(error) == "quota_exceeded":
                 raise failures.Exhausted(connection.provider, connection.url) from error
             raise
         failures.check_file(connection.provider, response.headers.get("content-type", ""))
@@ -60,13 +60,15 @@ class ElevenLabsSpeech(Adapter):
         return answer
 
 
-def _detail(error: BaseException) -> str:
+def _code(error: BaseException) -> str:
     response: Any = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if not isinstance(response, httpx.Response):
         return ""
     try:
         detail: Any = response.json()["detail"]
-        return str(cast("dict[str, Any]", detail).get("status", "")) if isinstance(detail, dict) else ""
+        fields = cast("dict[str, Any]", detail) if isinstance(detail, dict) else {}
+        # Older answers have the code as the status.
+        return str(fields.get("code") or fields.get("status") or "")
     except (ValueError, KeyError, TypeError):
         return ""
 

@@ -11,6 +11,8 @@ from penstock.sdk.context import Fail, Retry
 _LONGEST = 1000
 _PASSING = ("server_error", "rate_limit_exceeded")
 _REFUSED = (400, 404, 405, 409, 410, 413, 415, 422)
+# What providers that answer 400 for it say of an empty account: Anthropic, Runway.
+_EMPTY = ("credit balance is too low", "not have enough credits")
 # Errors of HTTP libraries after the request was sent.
 _LOST = {"ReadTimeout", "ReadError", "RemoteProtocolError", "DecodingError"}
 
@@ -37,6 +39,9 @@ def mapped(provider: str) -> Generator[None]:
     except Exception as error:
         status = status_of(error)
         if status is not None:
+            if status == 400 and any(words in str(error) for words in _EMPTY):
+                response: Any = getattr(error, "response", None)
+                raise Exhausted(provider, str(response.url)) from error
             if (found := of_status(provider, status, str(error))) is not None:
                 raise found from error
             raise
