@@ -24,6 +24,7 @@ from fastapi.responses import RedirectResponse
 from psycopg.conninfo import make_conninfo
 
 from penstock import api, cells, dashboard, routing
+from penstock.api import streams
 from penstock.api.callers import check_login
 from penstock.api.development import Development
 from penstock.errors import Conflict, Invalid, PenstockError, Unavailable
@@ -245,7 +246,7 @@ async def serving(
     """Serve for development in this event loop, inside the context."""
     made = application(settings, app, developer=developer)
     config = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **UVICORN_OPTIONS)
-    server = uvicorn.Server(config)
+    server = _Server(config)
     # server.serve() would replace the process's signal handlers.
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -258,7 +259,15 @@ async def serving(
         await server.shutdown(sockets=[listening])
 
 
-class _DrainingServer(uvicorn.Server):
+class _Server(uvicorn.Server):
+    """A server that ends its event streams when it stops, and then waits for the other requests."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        streams.end_all()
+        await super().shutdown(sockets)
+
+
+class _DrainingServer(_Server):
     """A server that is not ready for a while before it stops accepting connections."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
@@ -273,7 +282,7 @@ class _DrainingServer(uvicorn.Server):
         threading.Timer(self._drain_seconds, super().handle_exit, (sig, None)).start()
 
 
-class _ChildServer(uvicorn.Server):
+class _ChildServer(_Server):
     """A server that ignores Ctrl-C: its parent handles it and then stops this process."""
 
     @contextmanager

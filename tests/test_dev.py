@@ -1,4 +1,4 @@
-"""`penstock dev`: everything at once for whoever is on this machine, and nothing for anybody else."""
+"""`penstock dev`: API, dashboard and worker in one command, for this machine only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -405,6 +405,25 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
         own = {"Sec-Fetch-Site": "same-origin"}
         assert made.post("/dev/view", data={"as": "tenant"}, headers=own).status_code == 200
         yield made
+
+
+async def test_a_server_that_stops_ends_its_event_streams(
+    db: testing.Database, tmp_path: Path, developer: Development
+) -> None:
+    """An open dashboard neither delays the restart after a change nor fills the terminal with a traceback."""
+    found = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), home=tmp_path)
+    listening = server.bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    async with AsyncExitStack() as running, httpx.AsyncClient(base_url=url, timeout=30) as browser:
+        await running.enter_async_context(server.serving(found, listening, developer=developer))
+        assert (await browser.get("/dev/login", params={"token": developer.token})).status_code in (200, 303)
+        async with browser.stream("GET", "/dashboard/live") as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("retry:")
+            stopping = asyncio.create_task(running.aclose())
+            # Reading a stream that was canceled would raise, because its body is incomplete.
+            assert "event: end" not in [line async for line in lines]
+            await stopping
 
 
 def test_only_own_pages_may_change_data(client: TestClient) -> None:

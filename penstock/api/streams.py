@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from uuid import UUID
+from weakref import WeakSet
 
 import structlog
 from fastapi.responses import StreamingResponse
@@ -44,6 +45,7 @@ class Watching(Protocol):
 
 
 W = TypeVar("W", bound=Watching)
+_OF_PROCESS: WeakSet[Streams[Any]] = WeakSet()
 
 
 class Streams(ABC, Generic[W]):
@@ -59,6 +61,7 @@ class Streams(ABC, Generic[W]):
         self._running: asyncio.Task[None] | None = None
         self._checked_at = 0.0
         self._changes: set[int] = set()
+        _OF_PROCESS.add(self)
 
     def add(self, watcher: W) -> None:
         """Add a watcher. Raises Limited or Unavailable if there are too many."""
@@ -86,6 +89,11 @@ class Streams(ABC, Generic[W]):
             self._counts[counted] -= 1
             if not self._counts[counted]:
                 del self._counts[counted]
+
+    def end_all(self) -> None:
+        """End all streams without an event: clients connect again."""
+        for watcher in self._watchers:
+            watcher.refuse()
 
     async def close(self) -> None:
         if self._running is not None:
@@ -135,6 +143,12 @@ class Streams(ABC, Generic[W]):
     @abstractmethod
     async def _look(self) -> None:
         """Query the database and notify the watchers."""
+
+
+def end_all() -> None:
+    """End all streams of this process. A server that stops would otherwise wait for them until a timeout."""
+    for streams in [*_OF_PROCESS]:
+        streams.end_all()
 
 
 async def is_news(event: asyncio.Event) -> bool:

@@ -10,7 +10,7 @@ from uuid import UUID
 import typer
 from rich.text import Text
 
-from penstock.cli import output
+from penstock.cli import actors, output
 from penstock.cli.bulk_options import (
     AppOption,
     BudgetOption,
@@ -43,6 +43,7 @@ from penstock.contract import bulks, dead_letters, jobs, tenants
 from penstock.errors import Invalid, NotFound
 from penstock.postgres import db
 from penstock.sheets import GoogleSheet
+from penstock.sources.columns import matches
 from penstock.types import Bulk, BulkOptions, BulkResult, RowState
 
 if TYPE_CHECKING:
@@ -78,8 +79,10 @@ def check(
 ) -> int:
     """List the rows that would be refused, with line, column and reason. Exits with 1 if there are any."""
     table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
+    bulk_type = _type(app, type)
     with table.source() as source:
-        found = _type(app, type).check(source)
+        found = bulk_type.check(source)
+        headers: list[str] = getattr(source, "columns", None) or []
     columns = [
         Column("LINE", lambda problem: str(problem.line), is_right=True),
         Column("COLUMN", lambda problem: problem.column or ""),
@@ -89,7 +92,24 @@ def check(
     output.rows(found.problems, columns, empty="No problems found.")
     bad = found.rows - found.good
     output.note(f"{output.counted(found.rows, 'row')}: {found.good:,} valid, {bad:,} invalid.", "dim")
+    if headers:
+        _note_missing(bulk_type, headers)
     return 1 if bad else 0
+
+
+def _note_missing(bulk_type: BulkType[Any], headers: list[str]) -> None:
+    """Name expected columns that the file does not have, and how to rename those that it has."""
+    missing = [
+        match
+        for match in matches(bulk_type.expected(), headers)
+        if match.name not in headers and (match.is_required or match.is_suggested)
+    ]
+    if not missing:
+        return
+    names = ", ".join(match.name for match in missing)
+    renames = " ".join(f"--rename '{match.found or 'COLUMN'}={match.name}'" for match in missing)
+    output.note(f"Missing columns: {names}. The file has: {', '.join(headers)}.")
+    output.note(f"Rename columns with {renames}.")
 
 
 @command(group, "forecast")
@@ -241,10 +261,12 @@ async def show(pool: db.Pool, job_id: IdArgument) -> None:
     """Show a bulk job: rows by state, what they wait for, failures and their causes."""
     bulk = await bulks.get(pool, job_id=job_id)
     states = await bulks.counts(pool, job_id=job_id)
-    output.document({**output.plain(bulk), "states": states}, lambda: _show(bulk, states))
+    job = bulk.job
+    by = (await actors.names(pool, [job.created_by]))[job.created_by]
+    output.document({**output.plain(bulk), "states": states}, lambda: _show(bulk, states, by))
 
 
-def _show(bulk: Bulk, states: dict[str, int]) -> None:
+def _show(bulk: Bulk, states: dict[str, int], by: str) -> None:
     job, source = bulk.job, bulk.source
     fields: list[tuple[str, str | Text]] = [
         ("job", str(job.id)),
@@ -265,7 +287,7 @@ def _show(bulk: Bulk, states: dict[str, int]) -> None:
             "applied",
             f"{output.counted(bulk.applied, 'value')}, {bulk.undone:,} undone" if bulk.applied else "",
         ),
-        ("created", f"{output.when(job.created_at)} by {job.created_by}"),
+        ("created", f"{output.when(job.created_at)} by {by}"),
         ("ended", output.when(job.finished_at)),
     ]
     output.fields(fields)

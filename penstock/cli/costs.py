@@ -297,7 +297,7 @@ async def prices_set(
     type: Annotated[str | None, typer.Option(help="Cost type (default: inference).")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Set the price of a meter at a provider. AMOUNT none ends the price. Prints the new price's id."""
+    """Set the price of a meter at a provider. AMOUNT none ends the price."""
     price_id = await costs.set_price(
         pool,
         provider=provider,
@@ -310,7 +310,8 @@ async def prices_set(
         cost_type=type,
         tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
     )
-    output.document({"id": price_id}, lambda: print(price_id))
+    price = "no price" if amount == "none" else f"{amount}{f' {currency}' if currency else ''} per {per:,}"
+    output.document({"id": price_id}, lambda: print(f"{provider} {meter}: {price} (price {price_id})"))
 
 
 @command(prices_group, "compare")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import output
+from penstock.cli import actors, output
 from penstock.cli.forecasts import forecast_fields, read_job_file
 from penstock.cli.options import Output, TenantOption, command, current_options, tenant_id_of
 from penstock.cli.output import Column
@@ -104,9 +104,10 @@ async def show(
     job = await jobs.get(pool, job_id=job_id)
     tasks = await jobs.tasks(pool, job_id=job_id, status=_task_status(status), limit=limit)
     names = await tenants.names(pool, ids=[job.tenant_id])
+    people = await actors.names(pool, [job.created_by])
     result = await jobs.result(pool, job_id=job_id)
     whole = {**output.plain(job), "tenant": names.get(job.tenant_id), "tasks": tasks, "result": result}
-    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), tasks, result))
+    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), people, tasks, result))
 
 
 def _task_status(text: str | None) -> TaskStatus | None:
@@ -127,11 +128,11 @@ def _task_status(text: str | None) -> TaskStatus | None:
     return None
 
 
-def _show(job: Job, tenant: str, tasks: list[Task], result: Any) -> None:
+def _show(job: Job, tenant: str, people: Mapping[str, str], tasks: list[Task], result: Any) -> None:
     # A job of one task has its params in the task's input.
     is_single = not job.params and len(tasks) == job.progress.total == 1
     params = tasks[0].input if is_single else job.params
-    output.fields([*_job_fields(job, tenant, params), ("result", _shortened(result))])
+    output.fields([*_job_fields(job, tenant, people, params), ("result", _shortened(result))])
     print()
     if output.is_terminal():
         output.console().print(phases_of(job))
@@ -153,7 +154,9 @@ def _shortened(result: Any) -> str:
     return f"{text[:_MAX_SHOWN]}… ({len(text):,} characters; -o json prints all)"
 
 
-def _job_fields(job: Job, tenant: str, params: dict[str, Any]) -> list[tuple[str, str | Text]]:
+def _job_fields(
+    job: Job, tenant: str, people: Mapping[str, str], params: dict[str, Any]
+) -> list[tuple[str, str | Text]]:
     return [
         ("job", str(job.id)),
         ("type", job.type),
@@ -161,7 +164,7 @@ def _job_fields(job: Job, tenant: str, params: dict[str, Any]) -> list[tuple[str
         ("status", output.status_text(job.status) if output.is_terminal() else job.status),
         ("reason", job.status_reason or ""),
         ("params", json.dumps(params, ensure_ascii=False) if params else ""),
-        ("created", f"{output.when(job.created_at)} by {job.created_by}"),
+        ("created", f"{output.when(job.created_at)} by {people[job.created_by]}"),
         ("starts", output.when(job.run_at)),
         ("started", output.when(job.started_at)),
         ("ended", output.when(job.finished_at)),

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import actors, output
 from penstock.cli.options import TenantOption, command, tenant_id_of
 from penstock.cli.output import Column
 from penstock.cli.parsing import moment_of
@@ -44,6 +44,7 @@ class KeyScope(StrEnum):
 async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
     """List a tenant's keys; without --tenant, the keys of workers and services."""
     found = await keys.list(pool, tenant_id=await tenant_id_of(pool, tenant) if tenant else None)
+    people = await actors.names(pool, [key.created_by for key in found])
     columns = [
         Column("ID", lambda key: str(key.id), is_wide=True, style="dim"),
         Column("NAME", lambda key: key.name),
@@ -52,7 +53,7 @@ async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
         Column("SCOPES", lambda key: ",".join(key.scopes), is_spare=True),
         Column("STATE", _state),
         Column("LAST USED", lambda key: output.age(key.last_used_at) if key.last_used_at else "never"),
-        Column("CREATED BY", lambda key: key.created_by, is_spare=True, style="dim"),
+        Column("CREATED BY", lambda key: people[key.created_by], is_spare=True, style="dim"),
     ]
     output.rows(found, columns, empty="No keys.")
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import actors, output
 from penstock.cli.options import WithDefault, command
 from penstock.cli.output import Column
 from penstock.contract import costs, jobs, prompts
@@ -60,10 +60,11 @@ async def show(
         return
     stats = {(each.name, each.version): each for each in await prompts.stats(pool, name=name)}
     every = await prompts.versions(pool, name=name)
+    people = await actors.names(pool, [each.created_by for each in every])
     columns = [
         *_columns(stats),
         Column("ACTIVE", lambda each: "active" if each.is_active else "", is_status=True),
-        Column("BY", lambda each: each.created_by, is_spare=True),
+        Column("BY", lambda each: people[each.created_by], is_spare=True),
         Column("AGE", lambda each: output.age(each.created_at), is_right=True),
         Column("COMMENT", lambda each: each.comment, is_wide=True, style="dim"),
     ]

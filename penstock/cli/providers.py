@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import actors, output
 from penstock.cli.options import TenantOption, WithDefault, command, tenant_id_of
 from penstock.cli.output import Column
 from penstock.contract import provider_keys, tenants
@@ -42,12 +42,13 @@ async def ls(pool: db.Pool) -> None:
     """List stored keys with the host that each is sent to, without the keys themselves."""
     found = await provider_keys.list(pool)
     names = await tenants.names(pool, ids=(key.tenant_id for key in found if key.tenant_id is not None))
+    people = await actors.names(pool, [key.created_by for key in found])
     columns = [
         Column("PROVIDER", lambda key: key.provider),
         Column("TENANT", lambda key: _tenant(key, names)),
         Column("HOST", lambda key: key.host),
         Column("AGE", lambda key: output.age(key.created_at), is_right=True),
-        Column("SET BY", lambda key: key.created_by, is_spare=True, style="dim"),
+        Column("SET BY", lambda key: people[key.created_by], is_spare=True, style="dim"),
         Column("MASTER KEY", lambda key: key.master_id, is_spare=True, style="dim"),
     ]
     output.rows(found, columns, empty="No keys. Add one: penstock providers keys set openai")

@@ -17,7 +17,7 @@ from penstock.api.callers import Caller, Callers
 from penstock.api.uploads import examined, parsed
 from penstock.contract import bulks, jobs, tenants
 from penstock.dashboard import actors, formatting, forms
-from penstock.dashboard.columns import PREFIX, Match, matches, renames
+from penstock.dashboard.columns import PREFIX, renames
 from penstock.dashboard.pages import (
     PER_PAGE,
     CatchInvalidFilter,
@@ -35,6 +35,7 @@ from penstock.errors import Invalid, PenstockError
 from penstock.sdk.app import App
 from penstock.sdk.bulk_type import BulkType
 from penstock.sheets import GoogleSheet
+from penstock.sources.columns import Match, matches
 from penstock.types import BulkSummary, Forecast, RowProblem, RowState, SourceCheck, exact
 
 router = APIRouter(route_class=Page)
