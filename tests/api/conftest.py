@@ -1,4 +1,4 @@
-"""The whole application on the test's own database, and people who ask it."""
+"""The whole application on the test's own database, and its callers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ISSUER = "https://tests.example/auth/v1"
 
 
 def claims(sub: uuid.UUID | str | None, **others: Any) -> dict[str, Any]:
-    """What a user's token says; None leaves a claim out."""
+    """The claims of a user's token; None leaves a claim out."""
     now = int(time.time())
     every = {
         "iss": ISSUER,
@@ -62,7 +62,7 @@ class Person:
 
 
 class World:
-    """The application, and who uses it."""
+    """The application and its users."""
 
     def __init__(self, db: testing.Database, app: FastAPI, client: TestClient) -> None:
         self.db = db

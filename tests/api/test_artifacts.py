@@ -1,4 +1,4 @@
-"""Artifacts over HTTP: lists with fresh URLs, uploads, signed URLs of the local folder, and who may."""
+"""Artifacts over HTTP: lists with fresh URLs, uploads, signed URLs of the local folder, and access."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ann(world: World, files: Folder) -> Person:
 
 
 def upload(world: World, person: Person, data: bytes = PDF, *, finish: bool = True, **asked: Any) -> Any:
-    """Announce, send and finish; the answer to the last one, or to the first that was refused."""
+    """Announce, send and finish an upload; returns the last response, or the first error."""
     body = {"name": "scan.pdf", "content_type": "application/pdf", "bytes": len(data), **asked}
     begun = world.client.post("/api/uploads", json=body, headers=person.headers)
     if begun.status_code != 201:
@@ -82,7 +82,7 @@ def listed(world: World, person: Person, job_id: uuid.UUID) -> list[dict[str, An
 
 class TestReading:
     def test_a_job_lists_its_files_with_fresh_urls(self, world: World, files: Folder, ann: Person) -> None:
-        """R1.1/artifacts, R1.4/signed-urls: no credential is needed but the URL, for an hour, and none is stored."""
+        """R1.1/artifacts, R1.4/signed-urls: the URL is the only credential, is valid for an hour, and is not stored."""
         [found] = listed(world, ann, saved(world, files, ann))
         assert (found["name"], found["bytes"], found["content_type"]) == (
             "a.pdf",
@@ -203,7 +203,7 @@ class TestReading:
 
 
 def sent(world: World, url: str) -> tuple[int, bytes]:
-    """What a GET of this very URL gives. (A client would tidy it up first.)"""
+    """The response to a GET of exactly this URL. (A client would normalize it first.)"""
     target = url.removeprefix("http://testserver").encode()
     path, _, query = target.partition(b"?")
     status, body = 0, b""
@@ -232,7 +232,7 @@ def sent(world: World, url: str) -> tuple[int, bytes]:
 
 
 class TestSignedUrls:
-    """S27 to S29, over HTTP: what is sent is what is checked."""
+    """S27 to S29, over HTTP: the URL is checked as it was sent."""
 
     def test_signed_url_is_bound_to_method_path_and_time(
         self, world: World, files: Folder, ann: Person
@@ -387,7 +387,7 @@ class TestUploading:
 
 
 class TestOthers:
-    """S1, S2: of another tenant's files one learns nothing."""
+    """S1, S2: nothing is revealed about files of other tenants."""
 
     def test_files_of_other_tenants_are_not_found(self, world: World, files: Folder, ann: Person) -> None:
         bob = world.join("bob")
@@ -433,7 +433,7 @@ class TestOthers:
 
 @pytest.mark.slow
 def test_uploads_and_downloads_work_with_s3(world: World, bucket: Bucket) -> None:
-    """The same steps, with URLs of the bucket's own; what the client says of the type is not kept."""
+    """The same steps with URLs of the bucket; the content type of the client is not stored."""
     world.app.state.storage = bucket
     ann = world.join("ann")
     body = {"name": "a.txt", "content_type": "text/plain", "bytes": 8}

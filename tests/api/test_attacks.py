@@ -1,4 +1,4 @@
-"""People who try things at the routes under /api."""
+"""Attacks on the routes under /api."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INJECTIONS = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where in a document there is a text, or the name of a field."""
+    """The places of a document with a text or a field name."""
     if isinstance(value, str):
         yield path
     elif isinstance(value, dict):
@@ -55,7 +55,7 @@ def with_text(value: Any, path: tuple[Any, ...], text: str) -> Any:
 
 @pytest.mark.slow
 def test_sql_in_text_fields_is_stored_as_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S12, S52: in every field of every body, every parameter and every header that is read, a text stays a text."""
+    """S12, S52: in every field of every body, every parameter and every header, SQL is only text."""
     monkeypatch.setattr(world.app.state, "rate", Rate(10**9, 10**9))
     monkeypatch.setattr(world.app.state.rates, "tenants", Rate(10**9, 10**9))
     ann, bob = world.join("ann"), world.join("bob")
@@ -94,7 +94,7 @@ def test_sql_in_text_fields_is_stored_as_text(world: World, monkeypatch: pytest.
 
 
 def test_callers_cannot_set_internal_fields(world: World) -> None:
-    """S3: a field that a body does not have is refused, and nothing is done; also inside a task."""
+    """S3: an unknown field is refused and nothing is done, also inside a task."""
     ann = world.join("ann")
     things = make(world, ann)
     claims = (
@@ -132,7 +132,7 @@ def test_callers_cannot_set_internal_fields(world: World) -> None:
     "name", ["Idempotency-Key", "If-None-Match", "X-Request-ID", "apikey", "Prefer", "Range"]
 )
 def test_sql_in_headers_has_no_effect(world: World, name: str) -> None:
-    """S12, S35: nor does a header become anything else."""
+    """S12, S35: headers are only text, too."""
     world.kind("work")
     ann = world.join("ann")
     for text in INJECTIONS:
@@ -150,7 +150,7 @@ def test_sql_in_headers_has_no_effect(world: World, name: str) -> None:
 
 @pytest.mark.shared_world
 class TestPacked:
-    """S30, S39: nothing is unpacked, so nothing grows."""
+    """S30, S39: nothing is unpacked, so archives cannot fill memory."""
 
     def test_compressed_json_body_is_rejected(self, world: World) -> None:
         ann = world.join("ann")
@@ -162,7 +162,7 @@ class TestPacked:
             assert (answer.status_code, answer.json()["code"]) == (422, "invalid_json")
 
     def test_uploaded_archive_is_not_unpacked(self, world: World) -> None:
-        """A thousand times as large inside, and of very many parts."""
+        """An archive that is a thousand times as large unpacked, and one of very many parts."""
         ann = world.join("ann")
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:

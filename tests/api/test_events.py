@@ -1,4 +1,4 @@
-"""Live progress over a real connection: what changes is told, once, to whoever may see it."""
+"""Live progress over a real connection: each change is sent once, to callers who may see it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .conftest import Person, Served, World, bearer, serving, token
 
 @pytest.fixture
 def served(api_settings: Settings) -> Iterator[Served]:
-    """The application behind a socket: a test client would wait for a stream's end."""
+    """The application on a socket: a test client would wait for the end of a stream."""
     with serving(api.create(api_settings)) as served:
         yield served
 
 
 class Stream:
-    """What a browser's EventSource would hear."""
+    """The events as a browser's EventSource reads them."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._lines = response.aiter_lines()
@@ -72,7 +72,7 @@ def do_one(db: testing.Database) -> None:
 
 
 async def test_tells_each_change_until_the_end(world: World, served: Served) -> None:
-    """R1.1/stream: a stream gives the same live."""
+    """R1.1/stream: a stream sends the same state live."""
     ann = world.join("ann")
     job = start(world, ann, 2)
     async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
@@ -91,7 +91,7 @@ async def test_tells_each_change_until_the_end(world: World, served: Served) -> 
 
 
 async def test_key_streams_do_not_expire(world: World, served: Served) -> None:
-    """A key says nothing of its own end, which is no reason to end the stream."""
+    """A key has no expiry claim, which must not end the stream."""
     ann = world.join("ann")
     job = start(world, ann, 1)
     async with watching(served, f"/api/jobs/{job}/events", world.member("viewer", ann.tenant)) as stream:
@@ -147,7 +147,7 @@ async def test_is_refused_to_others(world: World, served: Served, what: str) -> 
 async def test_stream_ends_when_the_token_expires(
     world: World, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever would be refused now is not told any more."""
+    """A caller whose token has expired gets no more events."""
     monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.2)
     ann = world.join("ann")
     job = start(world, ann, 2)
@@ -160,7 +160,7 @@ async def test_stream_ends_when_the_token_expires(
 
 @pytest.mark.parametrize("what", ["member", "key", "service key", "job"])
 async def test_stream_ends_when_permission_is_lost(world: World, served: Served, what: str) -> None:
-    """S24: at once, although permissions are otherwise checked once a minute."""
+    """S24: at once, although permissions are normally checked once a minute."""
     assert streams.CHECK_SECONDS >= 60
     ann, bob = world.join("ann"), world.join("bob")
     job = start(world, ann, 1)
@@ -194,7 +194,7 @@ async def test_stream_ends_when_permission_is_lost(world: World, served: Served,
 
 
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:
-    """R1.1/watchers: thousands of watchers cost the database almost nothing: it is asked once a tick, however many they are."""
+    """R1.1/watchers: thousands of watchers cost the database almost nothing: one query per tick serves all of them."""
     ann = world.join("ann")
     jobs = [start(world, ann, 1) for _ in range(3)]
     began = time.monotonic()

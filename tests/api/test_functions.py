@@ -140,7 +140,7 @@ def test_bad_declarations_are_refused() -> None:
 
 
 class TestUploads:
-    """B8/kept-files, R3.6: the file and the app's row are one commit; a client that dies loses nothing."""
+    """B8/kept-files, R3.6: the file and the app's row are one commit; a client that dies loses no file."""
 
     def begin(self, site: Site, person: Any, name: str = "a.txt", key: str = "bookshelf:1") -> str:
         """An upload whose bytes were sent. Returns its id."""

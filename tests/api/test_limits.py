@@ -1,4 +1,4 @@
-"""Limits on ourselves: what one request may bring, and what one caller may hold."""
+"""Limits of the API: the size of a request, and the resources of a caller."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ UNREADABLE = {
 
 @pytest.mark.shared_world
 class TestBodies:
-    """S39: what is sent is looked at before it is read, and read before anything is done for it."""
+    """S39: bodies are checked before they are parsed, and parsed before anything is done."""
 
     @pytest.mark.parametrize("name", UNREADABLE)
     def test_ambiguous_json_is_rejected(self, name: str) -> None:
@@ -119,7 +119,7 @@ class TestBodies:
     def test_too_many_values_are_rejected_before_parsing(
         self, part: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Reading these would keep everybody else waiting for seconds."""
+        """Parsing these would block all other requests for seconds."""
 
         def read(*_: Any, **__: Any) -> Any:
             pytest.fail("it was read")
@@ -141,7 +141,7 @@ class TestBodies:
 
 
 def test_each_service_token_has_its_own_rate_limit(db: testing.Database, api_settings: Settings) -> None:
-    """Tokens that name no user do not share one bucket, nor hide behind one another."""
+    """Tokens without a user have a bucket each."""
     app = api.create(api_settings, limits=Limits(per_second=0.001, burst=3))
     now = int(time.time())
 
@@ -212,7 +212,7 @@ def start(world: World, person: Person, tasks: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def sent(served: Served, text: bytes) -> Generator[socket.socket]:
-    """A connection on which so much was sent, and nothing is read."""
+    """A connection on which this much was sent, and nothing is read."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", served.port))
@@ -258,7 +258,7 @@ def test_streams_fit_the_files_that_the_process_can_open(files: int) -> None:
 def test_streams_are_limited(
     db: testing.Database, api_settings: Settings, eventually: Eventually, path: str
 ) -> None:
-    """S44: for one caller and for all; when one ends there is room for another."""
+    """S44: per caller and in total; the end of one allows another."""
     app = api.create(api_settings, limits=Limits(streams=3, streams_per_caller=2))
     dashboard.mount(app)
     with serving(app) as served, ExitStack() as open:
@@ -292,7 +292,7 @@ select count(*) as n from pg_stat_activity where datname = current_database()
 def test_slow_request_uses_no_database_connection(
     db: testing.Database, api_settings: Settings, eventually: Eventually, how: str
 ) -> None:
-    """S44: more slow clients than there are connections, and everybody else is answered at once."""
+    """S44: more slow clients than connections do not delay other requests."""
     app = api.create(api_settings, limits=Limits(statement_seconds=5, bytes_per_request=1 << 30))
     with serving(app) as served, ExitStack() as open:
         world = World(db, app, None)  # pyright: ignore[reportArgumentType]

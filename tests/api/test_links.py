@@ -1,4 +1,4 @@
-"""Links of files: who may open them, for how long, and what a person sees when they are gone."""
+"""Links of files: who may open them, for how long, and the page after the file is deleted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def path(answer: Any) -> str:
 
 
 def opened(world: World, address: str) -> Any:
-    """What a browser without any credential gets."""
+    """The response to a browser without credentials."""
     return world.client.get(address, follow_redirects=True)
 
 

@@ -1,4 +1,4 @@
-"""Every route, as every role, and as somebody from another tenant. A new route without a line here fails."""
+"""Every route, as every role and as a stranger from another tenant. A new route without a line here fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLES = ("anon", "worker", "viewer", "member", "admin", "owner", "service")
 
 @dataclass(frozen=True)
 class Things:
-    """What there is of a tenant, by the names that routes have for them."""
+    """The objects of a tenant, by their names in routes."""
 
     tenant_id: uuid.UUID
     job_id: uuid.UUID
@@ -57,7 +57,7 @@ class Things:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the matrix: which member may, what a stranger hears, and what is sent."""
+    """A line of the matrix: the least role, the response to strangers, and the request."""
 
     least: str
     """One of ROLES; or `anybody`; or `nobody`: it takes a signature, which is no matter of roles."""
@@ -232,7 +232,7 @@ HIDDEN = {
 
 @dataclass(frozen=True)
 class Call:
-    """A line of the matrix for a function: which member may, what a stranger hears (None: nothing), its arguments."""
+    """A line of the matrix for a function: the least role, the error for strangers (or None), and the arguments."""
 
     least: str
     stranger: str | None
@@ -373,7 +373,7 @@ def operations(document: dict[str, Any]) -> set[str]:
 
 
 def without_line(app: FastAPI) -> set[str]:
-    """The routes there are, in the description or not, that the matrix has no line for."""
+    """The routes without a line in the matrix, also those outside of the OpenAPI schema."""
 
     def paths(routes: Any) -> Iterator[tuple[str, Any]]:
         for route in routes:
@@ -389,7 +389,7 @@ def without_line(app: FastAPI) -> set[str]:
 
 
 def test_every_route_is_in_the_matrix() -> None:
-    """S1, S54: a route that nobody thought about fails here, also one that is not in the description."""
+    """S1, S54: a new route fails here, also outside of the OpenAPI schema."""
     app = api.create(Settings())
     assert without_line(app) == set()
     router = APIRouter(prefix="/api")
@@ -401,7 +401,7 @@ def test_every_route_is_in_the_matrix() -> None:
 
 
 def test_every_function_has_a_line(db: testing.Database) -> None:
-    """R0.4/service-only, R2.1/service-only, R0.9/no-money-writes, S15: a function that is granted to users and that nobody thought about fails here."""
+    """R0.4/service-only, R2.1/service-only, R0.9/no-money-writes, S15: a new function that is granted to users fails here."""
 
     def granted() -> set[str]:
         return {row["name"] for row in db.execute(GRANTED)}
@@ -413,7 +413,7 @@ def test_every_function_has_a_line(db: testing.Database) -> None:
 
 
 def make(world: World, ann: Person) -> Things:
-    """One of everything, all of it ann's and with her canary in it."""
+    """One object of each sort, all ann's and with her canary text."""
     connection = world.db.connect()
 
     def one(query: str, *values: Any) -> Any:
@@ -552,13 +552,13 @@ GHOST = Things(**_NOTHING)
 
 
 def ghost(things: Things) -> Things:
-    """The same of nobody: no id in it is of anything."""
+    """The same with ids that do not exist."""
     row = things.bulk_row.replace(str(things.bulk_id), str(GHOST.bulk_id))
     return replace(GHOST, bulk_row=row.replace(str(things.tenant_id), str(GHOST.tenant_id)))
 
 
 def filled(value: Any, things: Things, row: Row | Call) -> Any:
-    """A template with the ids in it; one that is an id alone becomes what it is."""
+    """A template with the ids filled in; a template that is only an id becomes that value."""
     names = {field.name: getattr(things, field.name) for field in fields(Things)}
     names |= {name: names[other] for name, other in row.about.items()}
     names |= {"name": things.provider if row.least == "service" else "nightly", "gate": "none"}
@@ -583,7 +583,7 @@ def ask(world: World, name: str, headers: dict[str, str], things: Things) -> htt
 
 
 def begun(world: World, target: str, headers: dict[str, str]) -> httpx.Response:
-    """What a stream says at first. (The test client would wait for its end.)"""
+    """The first line of a stream. (The test client would wait for its end.)"""
     path, _, query = target.partition("?")
     said: list[bytes] = []
     status = 0
@@ -625,7 +625,7 @@ def begun(world: World, target: str, headers: dict[str, str]) -> httpx.Response:
 
 
 def plain(answer: httpx.Response) -> tuple[int, Any]:
-    """What an answer says, without what is different each time."""
+    """A response without the parts that differ each time."""
     try:
         body = answer.json()
     except ValueError:
@@ -638,7 +638,7 @@ def plain(answer: httpx.Response) -> tuple[int, Any]:
 
 
 def expected(row: Row, role: str) -> tuple[int, ...]:
-    """What somebody of this role hears."""
+    """The expected response for this role."""
     if row.least == "anybody":
         return (200,)
     if row.least == "nobody":
@@ -654,7 +654,7 @@ def expected(row: Row, role: str) -> tuple[int, ...]:
 
 @pytest.mark.slow
 def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R1.9/users, R0.9/roles, S2: who is less than the matrix says is refused; who is that or more is not."""
+    """R1.9/users, R0.9/roles, S2: roles below that of the matrix are refused; this role and higher ones are not."""
     monkeypatch.setattr(events.Hub, "TICK_SECONDS", 0.01)
     ann = world.join("ann")
     callers = {
@@ -706,7 +706,7 @@ def test_revoked_key_is_rejected_on_every_route(world: World, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_strangers(world: World) -> None:
-    """R0.9/no-existence, S1, S5, S7: somebody from another tenant learns nothing, not even that it is there, and changes nothing."""
+    """R0.9/no-existence, S1, S5, S7: a stranger from another tenant learns nothing, not even existence, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")
     strangers = (bob.headers, world.member("owner", bob.tenant).headers)
     things = make(world, ann)
@@ -749,7 +749,7 @@ def acting(world: World, role: str, user: uuid.UUID | None) -> Iterator[psycopg.
 def call(
     connection: psycopg.Connection[Any], name: str, things: Things, *, is_kept: bool
 ) -> tuple[str | None, str]:
-    """The SQLSTATE it is refused with, if it is, and all that the caller hears."""
+    """The SQLSTATE of the error, if any, and the full response."""
     row = FUNCTIONS[name]
     arguments = filled(row.arguments, things, row)
     listed = ", ".join(f"{key} => %({key})s" for key in arguments)
@@ -766,7 +766,7 @@ def call(
 
 
 def test_functions_by_role(world: World) -> None:
-    """R1.9/users, R0.9/roles, S2: the same of every function that users may call."""
+    """R1.9/users, R0.9/roles, S2: the same for every function that users may call."""
     ann = world.join("ann")
     things = make(world, ann)
     members = {role: world.member(role, ann.tenant).id for role in ("viewer", "member", "admin", "owner")}
@@ -788,7 +788,7 @@ def test_functions_by_role(world: World) -> None:
 
 @pytest.mark.slow
 def test_functions_by_strangers(world: World) -> None:
-    """R0.9/no-existence, S1, S5: with whatever of ann's, bob gets what he gets with what does not exist, and changes nothing."""
+    """R0.9/no-existence, S1, S5: bob gets the same errors for ann's ids as for missing ones, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")
     things = make(world, ann)
     before = state(world, ann)
@@ -819,7 +819,7 @@ def test_functions_by_strangers(world: World) -> None:
 
 
 def state(world: World, ann: Person) -> list[Any]:
-    """Everything that is ann's."""
+    """All rows of ann."""
     tables = """select c.relname as name from pg_class c join pg_attribute a on a.attrelid = c.oid
         where c.relnamespace = 'penstock'::regnamespace and c.relkind = 'r' and a.attname = 'tenant_id'
         order by 1"""
@@ -832,7 +832,7 @@ def state(world: World, ann: Person) -> list[Any]:
 
 
 def test_owner_sees_own_rows_in_lists(world: World) -> None:
-    """The counterpart: the owner finds her things where the stranger does not."""
+    """The counterpart: the owner sees her rows where the stranger does not."""
     ann = world.join("ann")
     things = make(world, ann)
     for name in ("GET /api/bulks/{job_id}/rows", "GET /api/bulks/{job_id}/export"):

@@ -45,7 +45,7 @@ def place(db: testing.Database, api_settings: Settings) -> Iterator[Place]:
 
 @asynccontextmanager
 async def connected(how: str, url: str, key: str, *allow: str) -> AsyncGenerator[Client]:
-    """The SDK's client: of a process of its own, or of a server on a socket."""
+    """The SDK's client, connected to a process over stdio or to a server over HTTP."""
     if how == "stdio":
         arguments = ["-m", "penstock", "mcp", *(["--allow", ",".join(allow)] if allow else [])]
         environment = {**os.environ, "PENSTOCK_URL": url, "PENSTOCK_KEY": key}

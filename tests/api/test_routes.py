@@ -159,7 +159,7 @@ def test_names_of_all_fields_and_query_parameters_are_in_snake_case(world: World
 @pytest.mark.shared_world
 class TestIsolation:
     def test_requests_of_many_at_once_do_not_mix(self, world: World, ann: Person) -> None:
-        """S19: connections are shared, what was set on them for one caller is not."""
+        """S19: connections are shared, but not the settings of a caller."""
         people = [ann, *(world.join(f"user{number}") for number in range(7))]
         own = {person.id: start(world, person) for person in people}
         wrong: list[Any] = []
@@ -253,7 +253,7 @@ class TestPages:
          "filter=" + "x" * 2001],
     )  # fmt: skip
     def test_invalid_cursors_and_limits_are_rejected(self, world: World, ann: Person, query: str) -> None:
-        """S9, S38: no page is larger than it may be, and no cursor gets as far as the database."""
+        """S9, S38: pages have a maximum size, and invalid cursors do not reach the database."""
         answer = world.client.get(f"/api/jobs?{query}", headers=ann.headers)
         assert answer.status_code == 422
 
@@ -342,7 +342,7 @@ class TestIdempotency:
         assert self.post(world, ann, "/api/jobs/start", {"type": "t", "tasks": TASKS}, key).status_code == 422
 
     def test_concurrent_requests_with_one_key_run_once(self, world: World, ann: Person) -> None:
-        """Ten at once: one does it, the others wait and hear the same."""
+        """Of ten concurrent requests one runs, and the others wait for its response."""
         url = f"/api/jobs/{start(world, ann)}/tasks"
         answers: list[Any] = []
 
@@ -443,7 +443,7 @@ class TestProblems:
     @pytest.mark.slow
     @pytest.mark.usefixtures("db")
     def test_postgresql_messages_are_not_exposed(self, world: World, ann: Person) -> None:
-        """What PostgreSQL says names tables, logins and addresses."""
+        """Messages of PostgreSQL name tables, logins and addresses."""
         world.db.execute("drop view penstock.dead_letter_list")
         answer = world.client.get("/api/dead-letters", headers=ann.headers)
         assert answer.status_code == 500
@@ -509,7 +509,7 @@ class TestLimits:
         assert strict.client.get("/api/me", headers=bob.headers).status_code == 200
 
     def test_key_guessing_is_rate_limited(self, strict: World) -> None:
-        """S25: bad credentials count against the address they come from; good ones do not suffer for it."""
+        """S25: bad credentials count against their address; valid ones from there still work."""
         ann = strict.join("ann")
         answers = [strict.client.get("/api/me", headers=bearer("psk_" + "0" * 64)) for _ in range(6)]
         assert [answer.status_code for answer in answers] == [401] * 5 + [429]
@@ -519,7 +519,7 @@ class TestLimits:
     def test_rate_limited_guesses_do_not_reach_the_database(
         self, strict: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """S25: whoever has been there with a good key gets in meanwhile, whether it is remembered or not."""
+        """S25: an address that used a valid key before may still use valid keys."""
         monkeypatch.setattr("penstock.api.callers.KNOWN_SECONDS", 0)
         ann = strict.join("ann")
         good, ended = (strict.member("viewer", ann.tenant) for _ in range(2))

@@ -1,6 +1,6 @@
-"""What the API's description says, schemathesis tries: every route, as several callers, with all its checks.
+"""Schemathesis tests every route against the OpenAPI schema, as several callers, with all its checks.
 
-Here briefly and the same each time; `make fuzz` does more of it, with a seed that it prints.
+This run is short and deterministic; `make fuzz` runs longer with a random seed that it prints.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ create trigger keep_{name} before update on penstock.api_keys
 
 @schemathesis.check
 def refused_for_what_it_means(ctx: Any, response: Any, case: Any) -> None:
-    """What is well formed by the description is never refused as not well formed.
+    """A request that is valid by the schema is never rejected as malformed.
 
-    It may be refused for what it means, with a code that says so: a kind that is not known, a day that is past.
+    It may be rejected for its meaning, with a code such as that of an unknown kind or a past day.
     """
     is_positive = case.meta is not None and case.meta.generation.mode.is_positive
     # A step of several takes values from the answer before, where some are null.
@@ -83,7 +83,7 @@ def refused_for_what_it_means(ctx: Any, response: Any, case: Any) -> None:
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """Most keys are used once: what comes second with a key is refused before it is looked at."""
+    """Most idempotency keys are used once: a second request with a key would be rejected before it is checked."""
     key = case.headers.get("Idempotency-Key") if case.headers else None
     if isinstance(key, str) and 1 <= len(key) <= 200 and next(_requests) % 5:
         case.headers["Idempotency-Key"] = f"{key}-{uuid.uuid4()}"
@@ -94,7 +94,7 @@ _requests = itertools.count()
 
 @pytest.fixture
 def world(db: testing.Database, api_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The application without limits on callers: what is tried are the routes."""
+    """The application without limits on callers, because only the routes are tested."""
     monkeypatch.setattr(live.Hub, "TICK_SECONDS", 0.01)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     unlimited = Limits(per_second=1e9, burst=1e9, tenant_per_second=1e9, tenant_burst=1e9)
@@ -166,7 +166,7 @@ def _plain(value: Any) -> str | int:
 @pytest.mark.parametrize("caller", PHASES)
 @pytest.mark.timeout(0 if FUZZ else 180)
 def test_api_conforms_to_its_openapi_schema(world: World, caller: str) -> None:
-    """S53: no route answers what it does not describe, or takes what it says it does not."""
+    """S53: no route gives an undocumented response or accepts an invalid request."""
     ann = world.join("ann")
     things = make(world, ann)
     # Those of the examples.

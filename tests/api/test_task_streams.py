@@ -1,4 +1,4 @@
-"""Following the streams of tasks over a real connection: in order, resumed, shared, and for nobody else."""
+"""Following the streams of tasks over a real connection: in order, resumed, shared, and only for members."""
 
 from __future__ import annotations
 
