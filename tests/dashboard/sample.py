@@ -32,12 +32,19 @@ class Sample:
 
     def beat(self) -> None:
         """Send the workers' heartbeats."""
-        for worker, state, running in ((WORKER, "running", 4), ("box-2:881", "draining", 0)):
-            info = {
-                "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
-                "version": "0.1.0", "state": state, "running": running,
-            }  # fmt: skip
-            call(self.db, "report_worker", worker, document(info))
+        self._report(WORKER, "running", 4)
+        self._report("box-2:881", "draining", 0)
+
+    def stop_worker(self) -> None:
+        """Add a worker that has stopped."""
+        self._report("box-3:7", "stopped", 0)
+
+    def _report(self, worker: str, state: str, running: int) -> None:
+        info = {
+            "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
+            "version": "0.1.0", "state": state, "running": running,
+        }  # fmt: skip
+        call(self.db, "report_worker", worker, document(info))
 
 
 class Session:

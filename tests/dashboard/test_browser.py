@@ -165,6 +165,16 @@ PAGES = (
     "/jobs",
     "/bulks",
     "/bulks/new",
+    "/jobs/new",
+    "/waits",
+    "/operations",
+    "/notifications",
+    "/webhooks",
+    "/subscriptions",
+    "/spend",
+    "/people",
+    "/prompts",
+    "/sessions",
     "/dead-letters",
     "/schedules",
     "/providers",
@@ -197,6 +207,7 @@ def check_pages(page: Any, base: str, paths: list[str], axe: str, first: int = 0
 
 def test_every_page_with_data_is_accessible_and_fits(served: Served, db: Any, axe: str, fill: Any) -> None:
     sample = fill()
+    sample.stop_worker()
     page = served.page(key(db, "service"))
     [task] = db.execute(
         "select id from penstock.tasks where job_id = %s and key = 'audio 2'", [sample.jobs["failed"]]
