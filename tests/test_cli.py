@@ -259,6 +259,7 @@ def test_jobs_show_prints_job_and_tasks(
     job_id = start_job(tasks=3)
     fail_all(db, "voice not found")
     shown = penstock("jobs", "show", job_id, "-n", 2)
+    assert "(database login)" in shown.out and "service:" not in shown.out
     assert shown.code == 0
     assert "handler_error: voice not found" in shown.out
     assert "2 of 3 tasks shown" in shown.err

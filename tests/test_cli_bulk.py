@@ -94,7 +94,7 @@ async def _declare(app: App) -> None:
         await app.declare(pool)
 
 
-def test_check_and_forecast(penstock: Run) -> None:
+def test_check_and_forecast(penstock: Run, tmp_path: Path) -> None:
     """R0.1/bad-rows: every bad row with line, column and reason; the price before it starts."""
     checked = penstock("bulk", "check", "ideas", "ideas.csv", "-o", "json")
     assert checked.code == 1
@@ -103,6 +103,11 @@ def test_check_and_forecast(penstock: Run) -> None:
     assert "4 rows: 3 valid, 1 invalid" in checked.err
     forecast = penstock("bulk", "forecast", "ideas", "ideas.csv", "--budget", "0.5", "-o", "json").json
     assert (forecast["cost"]["high"], forecast["budget"]["fits"]) == ("0.75", False)
+    (tmp_path / "other.csv").write_text("Titel,Video seconds\nOtters,5\n")
+    other = penstock("bulk", "check", "ideas", "other.csv")
+    assert other.code == 1
+    assert "The file has: Titel, Video seconds." in other.err
+    assert "--rename 'Titel=title'" in other.err and "--rename 'Video seconds=seconds'" in other.err
     assert penstock("bulk", "check", "unknown", "ideas.csv").code == 5
     assert penstock("bulk", "check", "ideas", "missing.csv").code == 5
 

@@ -57,7 +57,7 @@ _DAYS_OF_TENANT: LiteralString = """\
 select day, coalesce(provider, ''), sum(amount) from penstock.cost_days where tenant_id = %s and day >= %s
 group by 1, 2 order by 1, 2"""
 _LATEST: LiteralString = """\
-select j.id, j.tenant_id, j.type, j.status, a.used, j.budget
+select j.id, j.tenant_id, j.type, j.title, j.status, a.used, j.budget
 from (select * from penstock.jobs where """
 _MOST_EXPENSIVE: LiteralString = """ order by id desc limit 1000) as j
 join penstock.accounts a on a.job_id = j.id and a.meter = 'cost' where a.used > 0

@@ -40,6 +40,7 @@ class ExpensiveJob:
     id: UUID
     tenant_id: UUID
     type: str
+    title: str | None
     status: JobStatus
     cost: Decimal
     budget: Decimal | None

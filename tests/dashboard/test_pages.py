@@ -218,6 +218,7 @@ def test_jobs_have_titles_and_are_found_by_what_they_are_about(site: Any, sample
     for path in ("/", "/jobs", f"/jobs/{row['id']}"):
         page = member.get(path).text
         assert title in page and "<b>Otters" not in page and "urgent" in page, path
+    assert "River animals</a>" in member.get("/usage").text
     for filter in (
         "otters",
         "text:dawn",
