@@ -59,9 +59,7 @@ create or replace function penstock._queue(p_rows penstock.ready[], p_is_front b
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
-  v_group record;
-  v_start bigint;
-  v_priority smallint;
+  v_group record; v_start bigint; v_priority smallint;
 begin
   if p_rows is null or cardinality(p_rows) = 0 then
     return;

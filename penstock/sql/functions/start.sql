@@ -135,9 +135,7 @@ declare
   v_params jsonb := coalesce(p_params, '{}');
   v_options jsonb := coalesce(p_options, '{}');
   v_digest bytea;
-  v_job jobs;
-  v_existing jobs;
-  v_type job_types;
+  v_job jobs; v_existing jobs; v_type job_types;
 begin
   perform _check_job_arguments(p_type, v_params, v_options);
   v_job := _job_from_options(v_options);
