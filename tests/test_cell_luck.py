@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 
 from penstock import testing
 from penstock.cells import apply, move
+from penstock.cells.checks import opened
 from penstock.errors import Conflict
 from penstock.postgres import migrate
 from tests.conftest import Eventually
@@ -320,6 +321,31 @@ def test_a_tenant_that_another_cell_made_is_served_and_moved(
     assert json.loads(answer.text)["id"] == str(job)
 
 
+@pytest.mark.parametrize("lines", [20_000])
+def test_a_long_audit_log_is_copied_once_also_by_a_move_there_and_back(pair: Pair, lines: int) -> None:
+    """The time grows with the number of lines, not with its square."""
+    add = (
+        "insert into penstock.audit_log (at, tenant_id, actor, action, subject, details)"
+        " select penstock._now() + n / 2 * interval '1 ms', %s, 'service:x', 'app.did', 'n:' || n / 2, '{}'"
+        " from generate_series(1, %s) as n"
+    )
+    pair.old.execute(add, pair.tenant, lines)
+    count = "select count(*) from penstock.audit_log where action = 'app.did' and tenant_id = %s"
+    for to in (1, 0, 1):
+        pair.move(to)
+        # Equal lines are lines of their own.
+        assert (pair.old.one(count, pair.tenant), pair.new.one(count, pair.tenant)) == (lines, lines)
+    in_order = "select bool_and(at >= before) from (select at, lag(at) over (order by id) as before from penstock.audit_log where action = 'app.did') as l"
+    assert pair.new.one(in_order)
+
+
+def test_the_session_of_a_killed_command_ends(pair: Pair) -> None:
+    with opened(pair.cells[0], pair.cells[1]) as sessions:
+        for session in sessions:
+            row = session.execute("show client_connection_check_interval").fetchone()
+            assert row == {"client_connection_check_interval": "1s"}
+
+
 # Versions and numbers
 
 
@@ -335,6 +361,18 @@ def test_a_move_waits_for_a_cell_that_was_migrated_meanwhile(
     assert (caught.value.code, pair.place()["step"]) == ("schema_differs", step)
     pair.dbs[0].execute("insert into penstock.migrations (name, sha256) values ('9999_later.sql', '')")
     assert pair.move() == 1
+
+
+def test_shared_facts_are_applied_between_equal_versions_only(pair: Pair) -> None:
+    """A column that the older database does not know would be emptied in the newer one."""
+    pair.old.provider("acme/write", concurrency=10)
+    pair.dbs[1].execute("insert into penstock.migrations (name, sha256) values ('9999_later.sql', '')")
+    with pytest.raises(Conflict) as caught:
+        apply(pair.cells)
+    assert caught.value.code == "schema_differs"
+    assert pair.new.execute("select 1 from penstock.endpoints where name = 'acme/write'") == []
+    pair.dbs[0].execute("insert into penstock.migrations (name, sha256) values ('9999_later.sql', '')")
+    assert apply(pair.cells)[1] > 0
 
 
 def test_a_move_between_versions_can_be_aborted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from penstock.postgres import db
 
 _FORMAT = (
     "set timezone = 'UTC'; set datestyle = 'ISO'; set intervalstyle = 'postgres';"
-    " set extra_float_digits = 1; set bytea_output = 'hex'"
+    " set extra_float_digits = 1; set bytea_output = 'hex';"
+    # The session of a command that was killed ends, and with it the locks that the next command waits for.
+    " set client_connection_check_interval = '1s'"
 )
 
 
@@ -50,16 +52,23 @@ def check_move(source: Cell, target: Cell, tenant: UUID) -> None:
 
 
 def require_same_schema(old: db.SyncConnection, new: db.SyncConnection, source: Cell, target: Cell) -> None:
-    schemas = [r["schema_name"] for r in old.execute("select * from penstock._platform_schemas()")]
-    there = {r["schema_name"] for r in new.execute("select * from penstock._platform_schemas()")}
-    for schema in schemas:
-        query = f'select name from "{schema}".migrations order by name'  # noqa: S608 a name of the catalog
-        if schema not in there or _names(old, query) != _names(new, query):
-            raise Conflict(
-                f"the schema {schema} differs between cells {source.number} and {target.number}",
-                code="schema_differs",
-                hint="Run penstock cells migrate first.",
-            )
+    """Raise Conflict unless the new cell has all schemas of the old one, with the same migrations."""
+    for row in old.execute("select * from penstock._platform_schemas()"):
+        require_same_migrations(old, new, source, target, row["schema_name"])
+
+
+def require_same_migrations(
+    old: db.SyncConnection, new: db.SyncConnection, source: Cell, target: Cell, schema: str = "penstock"
+) -> None:
+    """Raise Conflict unless both cells have this schema, with the same migrations."""
+    there = {row["schema_name"] for row in new.execute("select * from penstock._platform_schemas()")}
+    query = f'select name from "{schema}".migrations order by name'  # noqa: S608 a name of the catalog
+    if schema not in there or _names(old, query) != _names(new, query):
+        raise Conflict(
+            f"the schema {schema} differs between cells {source.number} and {target.number}",
+            code="schema_differs",
+            hint="Run penstock cells migrate first.",
+        )
 
 
 _OTHERS = """\

@@ -11,6 +11,7 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from penstock.cells.addresses import Cell, one
+from penstock.cells.checks import require_same_migrations
 from penstock.postgres import db
 
 # Parents first.
@@ -42,6 +43,8 @@ def apply(cells: Mapping[int, Cell]) -> dict[int, int]:
         listed = directory.execute("select number from penstock.cells order by number").fetchall()
         for cell in (one(dict(cells), row["number"]) for row in listed if row["number"] != own.number):
             with db.connect(cell.database_url, name="penstock cells", wait_seconds=5) as connection:
+                # A column that one of them does not have would be lost or emptied.
+                require_same_migrations(directory, connection, own, cell)
                 with connection.transaction():
                     connection.execute("select penstock.set_cell(%s)", (cell.number,))
                     changed[cell.number] = sum(
