@@ -337,7 +337,7 @@ def lines(figures: list[Figure]) -> list[str]:
     text = [
         "## Cells",
         "",
-        "**Two real cells.** On two servers of one machine with two cores, two cells drain "
+        "**Two real cells.** On two servers of one machine with two cores (in turns, beside other load) two cells drain "
         f"{found['cells_drain_ratio', 'two cells : one database']:.2f} × as many tasks per second as one database, with two clients in all.",
         "This shows that cells do not slow each other down: they share nothing. It does not show how they scale on machines of their own:",
         "here both share the cores that one database uses alone.",

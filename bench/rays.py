@@ -44,7 +44,13 @@ def cluster(cores: int) -> Generator[None]:
     from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
     head = {"num_cpus": cores, "object_store_memory": 80_000_000, "include_dashboard": False}
-    made: Any = Cluster(initialize_head=True, head_node_args=head)
+    made: Any = None
+    while made is None:
+        try:
+            made = Cluster(initialize_head=True, head_node_args=head)
+        except Exception as error:
+            # Ray gives a node 30 seconds, which a busy machine exceeds.
+            print(f"the cluster did not start: {error}", file=sys.stderr)
     os.environ["RAY_ADDRESS"] = made.address
     try:
         yield

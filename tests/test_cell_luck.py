@@ -219,6 +219,22 @@ def test_a_result_that_is_found_late_is_charged_in_one_cell(pair: Pair) -> None:
         pair.old.value("reconcile_operation", operation_id=operation_id, outcome="completed")
 
 
+def test_a_job_that_ends_while_it_is_paused_stops_no_move(pair: Pair, eventually: Eventually) -> None:
+    job = pair.old.start(1)
+    worker = Contract(pair.dbs[0].connect(), pair.tenant)
+    moved: list[int] = []
+    thread = threading.Thread(target=lambda: moved.append(pair.move()))
+    blocked = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query ~ '_drain_tenant'"
+    task = worker.claim_one()
+    with worker.connection.transaction():
+        worker.complete(task)
+        thread.start()
+        eventually(lambda: pair.old.execute(blocked))
+    thread.join(60)
+    assert moved == [1]
+    assert pair.new.status(job) == "completed"
+
+
 @pytest.mark.parametrize("step", ["switch", "remove"])
 def test_upkeep_of_the_old_cell_holds_up_no_move(
     pair: Pair, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch, step: str

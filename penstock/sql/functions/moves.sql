@@ -62,7 +62,11 @@ begin
     select j.id from jobs j where j.tenant_id = p_tenant_id and j.status in ('queued', 'running')
     order by j.id limit 200
   loop
-    perform _pause_job(v_job_id, 'the tenant is moving to another database', 'move');
+    begin
+      perform _pause_job(v_job_id, 'the tenant is moving to another database', 'move');
+    exception when sqlstate 'PT409' then
+      null; -- It ended while the call waited for its lock.
+    end;
   end loop;
   perform _do_chore(c.job_id, 1000) from (
     select h.job_id from chores h where h.tenant_id = p_tenant_id order by h.created_at limit 20) as c;
@@ -89,7 +93,11 @@ begin
     select * from jobs where tenant_id = p_tenant_id and status = 'paused' and paused_for = 'move'
     order by id limit 200
   loop
-    perform resume_job(v_job.id);
+    begin
+      perform resume_job(v_job.id);
+    exception when sqlstate 'PT409' then
+      continue; -- A user has canceled it meanwhile.
+    end;
     -- A move accepts no failures: stop_after counts as before.
     update jobs set forgiven = v_job.forgiven where id = v_job.id and forgiven <> v_job.forgiven;
     v_count := v_count + 1;
