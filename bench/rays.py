@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -64,11 +64,14 @@ async def drain(dsn: str, kind: str, cores: int, n: int) -> float:
     running = asyncio.create_task(worker.run())
     connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
     try:
+        while not await holds(connection, "select from penstock.kinds where name = %s", kind):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         rate = 0.0
         for count in (4 * cores, n):
             begun = time.perf_counter()
             await start(connection, kind, count)
-            while await waiting(connection):  # noqa: ASYNC110 another process ends them
+            waiting = "select from penstock.jobs where finished_at is null"
+            while await holds(connection, waiting):  # noqa: ASYNC110 another process ends them
                 await asyncio.sleep(0.02)
             rate = count / (time.perf_counter() - begun)
         return rate
@@ -88,9 +91,8 @@ async def start(connection: psycopg.AsyncConnection[Any], kind: str, count: int)
     )
 
 
-async def waiting(connection: psycopg.AsyncConnection[Any]) -> bool:
-    query = "select exists (select from penstock.jobs where finished_at is null)"
-    row = await (await connection.execute(query)).fetchone()
+async def holds(connection: psycopg.AsyncConnection[Any], query: LiteralString, *values: object) -> bool:
+    row = await (await connection.execute(f"select exists ({query})", values)).fetchone()
     return bool(row and row[0])
 
 

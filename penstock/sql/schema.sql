@@ -3533,7 +3533,7 @@ function penstock._drain_tenant(uuid)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 15758d8d938d4cbb9eaed44ef482d1d1
+  body: sha256 f5ca992f9a92ccfc9af8f5501c04c648
   comment: Pauses the next jobs of a tenant, parks their tasks, and says what still runs; chores include messages that are being sent.
 
 function penstock._drained(timestamp with time zone)
@@ -5415,7 +5415,7 @@ function penstock._resume_moved(uuid)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4f10cc40b7ee9a41b723b87f379222b1
+  body: sha256 d439a068abeb7721749a99fc70f7ad58
   comment: Resumes the next jobs that the move paused; 0: none is left.
 
 function penstock._retry_gated(uuid)
