@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString, TypeGuard, TypeVar, cast
@@ -58,6 +58,7 @@ _KEEPALIVES: LiteralString = (
     " set_config('tcp_keepalives_count', '3', true)"
 )
 _COMPLETED = object()
+_UNTRACED = nullcontext()
 
 
 class Execute(Hooks):
@@ -114,10 +115,7 @@ class Execute(Hooks):
             leased = self._buffer.take_next() or await self._buffer.next_task()
             leased.runner, claim = me, leased.claim
             try:
-                if self._is_traced:
-                    with tracing.processing(claim, claim.traceparent):
-                        await self._run(leased, me)
-                else:
+                with tracing.processing(claim, claim.traceparent) if self._is_traced else _UNTRACED:
                     await self._run(leased, me)
             finally:
                 leased.runner = None
@@ -152,16 +150,16 @@ class Execute(Hooks):
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         claim = leased.claim
         task = self._buffer.app.tasks[claim.kind]
-        sink = self.logs.begin(claim)
         self.streams.begin(claim)
-        leased.context = context = Context(claim, self._buffer.worker_id, self, sink)
+        leased.context = context = Context(claim, self._buffer.worker_id, self, self.logs.begin(claim))
         started = time.monotonic()
         try:
             try:
                 output = await self._attempt(task, leased, context)
             finally:
-                if self.streams.has_parts(claim):
-                    await self._end_stream(claim)
+                stopped = asyncio.CancelledError | KeyboardInterrupt
+                if self.streams.has_parts(claim) and not isinstance(sys.exception(), stopped):
+                    await self.streams.end(claim)
             if self._is_large(output):
                 output = await self._store_if_too_large(context, output)
         except KeyboardInterrupt:
@@ -243,11 +241,6 @@ class Execute(Hooks):
             "task.stopped", task_id=leased.claim.id, job_id=str(leased.claim.job_id), why=leased.stop_reason
         )
         self.release(leased)
-
-    async def _end_stream(self, claim: tasks.Claim) -> None:
-        """Store the rest of an attempt's stream before its outcome is reported, unless it was stopped."""
-        if not isinstance(sys.exception(), asyncio.CancelledError | KeyboardInterrupt):
-            await self.streams.end(claim)
 
     async def _attempt(self, task: Task[Any, Any], leased: LeasedTask, context: Context) -> Any:
         try:
