@@ -79,21 +79,26 @@ begin
       format('p_lease_seconds must be between 1 and 86400 (got %s)', v_seconds),
       '{"field": "p_lease_seconds"}');
   end if;
-  -- A locked lease is being completed by its own worker: it is neither extended nor lost.
+  -- A locked lease is being completed by its own worker: it is neither extended nor lost. The lateral look-ups
+  -- fix the plan: one index probe per lease. A join of a thousand leases was planned as each with each.
   update leases l set expires_at = greatest(l.expires_at, v_until)
   where l.ctid = any (array(
-    select h.ctid from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
-    join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease) and h.worker_id = p_worker_id
-    join jobs j on j.id = h.job_id
-    where not h.is_canceled and j.status in ('queued', 'running', 'paused')
-    for no key update of h skip locked));
+    select h.tid from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
+    cross join lateral (
+      select x.ctid as tid from leases x
+      where x.task_id = g.id and x.lease = coalesce(g.lease, x.lease) and x.worker_id = p_worker_id
+        and not x.is_canceled
+        and (select j.status from jobs j where j.id = x.job_id) in ('queued', 'running', 'paused')
+      for no key update skip locked offset 0) as h));
   return query
   select g.id, g.lease, case when h.task_id is null then _lost_code(g.id) else 'canceled' end
   from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
-  left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease)
-    and h.worker_id = p_worker_id
-  left join jobs j on j.id = h.job_id
-  where h.task_id is null or h.is_canceled or j.status not in ('queued', 'running', 'paused');
+  left join lateral (
+    select x.task_id, x.is_canceled, (select j.status from jobs j where j.id = x.job_id) as status
+    from leases x
+    where x.task_id = g.id and x.lease = coalesce(g.lease, x.lease) and x.worker_id = p_worker_id
+    offset 0) as h on true
+  where h.task_id is null or h.is_canceled or h.status not in ('queued', 'running', 'paused');
 exception when data_exception then
   perform _refuse(422, 'invalid_batch', 'p_leases must be [{"id", "lease"}]', '{"field": "p_leases"}');
 end
