@@ -714,6 +714,34 @@ async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.M
     assert (sorted(sent), failed, buffer.leased) == ([1, 2, 4, 5, 6], [3], {})
 
 
+def test_a_worker_claims_a_quarter_of_a_second_ahead_as_soon_as_its_tasks_turn_out_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("penstock.worker.task_buffer.time.monotonic", lambda: now)
+    buffer: Any = TaskBuffer("w", None, None, concurrency=100, max_ahead=2000, lease_seconds=999, kinds=[])  # type: ignore[arg-type]
+
+    def ahead_after(seconds: float, first: int) -> int:
+        """What is claimed ahead once 100 tasks have ended together after so many seconds."""
+        nonlocal now
+        buffer.free_slots()
+        ids = range(first, first + 100)
+        buffer.add([Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in ids], now)
+        now += seconds
+        for n in ids:
+            buffer.take_next()
+            buffer.handler_ended()
+            buffer.remove(n, n)
+        return buffer.free_slots() - 100
+
+    assert ahead_after(0.025, 1) == pytest.approx(1000, abs=2)
+    # Slow tasks that end together are no reason to keep tasks from other workers.
+    now += 100
+    assert ahead_after(1.0, 101) == 25
+    now += 100
+    assert ahead_after(0.025, 201) == pytest.approx(1000, abs=2)
+
+
 async def test_a_second_stop_ends_the_grace_time(app: App, db: testing.Database, eventually: Any) -> None:
     @app.task
     async def work() -> None:

@@ -71,7 +71,7 @@ class Worker:
         lease_seconds: int = 10,
         grace_seconds: float = 25,
         drain: bool = False,
-        buffer: int = 1000,
+        buffer: int = 2000,
         pulse: Pulse | None = None,
     ) -> None:
         if unknown := [kind for kind in kinds or () if kind not in app.tasks]:

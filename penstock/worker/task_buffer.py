@@ -66,7 +66,7 @@ class TaskBuffer:
         self._idle_slots: deque[asyncio.Future[None]] = deque()
         self._change = asyncio.Event()
         self._rate = 0.0
-        self._rated_at = time.monotonic()
+        self._busy_since = self._rated_at = time.monotonic()
         self._rated_ended = 0
 
     def free_slots(self) -> int:
@@ -82,16 +82,20 @@ class TaskBuffer:
         return free if free >= (self.concurrency + ahead) // 2 or not self.unstarted else 0
 
     def _update_rate(self, now: float) -> None:
-        """Tasks per second, as a moving average over about RATE_SECONDS."""
+        """Tasks per second, over about RATE_SECONDS; in a shorter time since it was idle, over that time."""
         passed = now - self._rated_at
-        if passed > self.RATE_SECONDS / 10:
+        if passed > self.RATE_SECONDS / 25:
             latest = (self.ended - self._rated_ended) / passed
-            self._rate = latest + (self._rate - latest) * math.exp(-passed / self.RATE_SECONDS)
+            weight = passed / min(self.RATE_SECONDS, now - self._busy_since)
+            self._rate += (latest - self._rate) * min(1.0, weight)
             self._rated_at, self._rated_ended = now, self.ended
 
     def add(self, claims: list[Claim], asked_at: float) -> None:
         """Add tasks that were claimed by a statement sent at `asked_at`."""
         now = time.monotonic()
+        if not self.leased:
+            self._busy_since = self._rated_at = now
+            self._rated_ended = self.ended
         for claim in claims:
             if (old := self.leased.get(claim.id)) is not None:
                 # The lease expired and the same task was claimed again: stop its first handler.
