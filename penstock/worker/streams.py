@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,9 +66,11 @@ class Streams(Batches):
         if stream is None:
             return
         stream.is_open = False
+        deadline = time.monotonic() + END_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                while stream.is_waiting:
+                # The pool may drop the cancellation by which the timeout ends this: see penstock.upkeep.end.
+                while stream.is_waiting and time.monotonic() < deadline:
                     await self.flush()
                     if stream.is_waiting:
                         await asyncio.sleep(RETRY_SECONDS)
