@@ -79,8 +79,8 @@ begin
       format('p_lease_seconds must be between 1 and 86400 (got %s)', v_seconds),
       '{"field": "p_lease_seconds"}');
   end if;
-  -- A locked lease is being completed by its own worker: it is neither extended nor lost. The lateral look-ups
-  -- fix the plan: one index probe per lease. A join of a thousand leases was planned as each with each.
+  -- A locked lease is being completed by its own worker: it is neither extended nor lost. The lateral
+  -- look-ups fix the plan: one index probe per lease. A join of a thousand was planned as each with each.
   update leases l set expires_at = greatest(l.expires_at, v_until)
   where l.ctid = any (array(
     select h.tid from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)

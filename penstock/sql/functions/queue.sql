@@ -100,9 +100,7 @@ begin
         insert into mixed (lane_id, tenant_id) values (v_group.lane_id, v_group.tenant_id);
       end if;
     end if;
-
-    -- Tasks that were claimed before (retries, released tasks) go to the front; the tenant's later tasks pay
-    -- for it.
+    -- Tasks that were claimed before (a retry) go to the front; the tenant's later tasks pay for it.
     insert into ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
       has_parents, has_children)
     select r.task_id,

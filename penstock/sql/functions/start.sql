@@ -165,9 +165,7 @@ begin
         'this idempotency key was used with different parameters',
         jsonb_build_object('job_id', v_existing.id), 'Use a new key for a new job.');
     end if;
-    job_id := v_existing.id;
-    is_new := false;
-    return next;
+    return query select v_existing.id, false;
     return;
   end if;
 
