@@ -3927,7 +3927,7 @@ function penstock._has_base64_file(jsonb)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ff32e2d1569861b5a86db034a852dae0
+  body: sha256 4aa86bd78d4dee51686e63dd656706b1
   comment: Whether a document contains a base64 string of more than 8,192 characters.
 
 function penstock._has_feature(text, text)
@@ -4660,7 +4660,7 @@ function penstock._open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5fdd9d8e3a6050ba17402e468a4ad551
+  body: sha256 0e48bacb84f744b2451389c6e8483bb6
   comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
@@ -5042,7 +5042,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0a1464877ff9eec252f2adff5d871b0f
+  body: sha256 20e972e20904825991a94177609c18c3
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._queue_room(penstock.endpoints, uuid)
@@ -6259,7 +6259,7 @@ function penstock.begin_operation(bigint, text, bigint, text, double precision)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 62d8c7352341bff824456bc692450a0a
+  body: sha256 4b25ccaf7a489593ec45ededa2b6ed4b
   comment: The newest operation of a running task, or a new one. Commit it before you call the provider. After a failed operation a new one begins only in a later attempt.
   grant to service_role: execute
 
@@ -6992,7 +6992,7 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   returns: TABLE(id bigint, lease bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 9f2720e6cb7734bc34608d54f4bb97ad
+  body: sha256 4efde35de816a093f3ef2aa3fcd2ab9d
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
@@ -8153,7 +8153,7 @@ function penstock.settle_operation(uuid, text, bigint, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 eccce9e1790d2b774a7c9929c2142d8a
+  body: sha256 f29bfc18ee326251f6f2af6993b827ba
   comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message.
   grant to service_role: execute
 
