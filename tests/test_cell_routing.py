@@ -260,7 +260,7 @@ async def test_an_api_ends_although_a_cell_drops_its_cancellation(
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         starting.set()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         if not is_served:
             raise Unavailable("away")
         yield
