@@ -107,7 +107,7 @@ select intake._job_id(t.id) as id, t.kind as job_type, coalesce(j.params ->> 'jo
   r.output as job_result, t.created_at,
   coalesce(r.finished_at, e.started_at, t.created_at) as updated_at,
   coalesce(t.max_attempts, k.max_attempts, 3) - 1 as max_retries
--- Seven tables, of which PostgreSQL chooses the order: a query about leases or dead letters reads these first.
+-- PostgreSQL chooses the order of these seven tables: a query about leases or dead letters reads these first.
 from penstock.tasks t
 join penstock.jobs j on j.id = t.job_id
 left join penstock.kinds k on k.name = t.kind
@@ -189,7 +189,8 @@ select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.a
       select case when j.status = 'running' then concat_ws('; ', format('%s, %s %%', j.phase, j.percent), (
           select case t.waiting_for when 'retry' then 'waits for the next attempt'
             else 'waits for: ' || t.waiting_for end
-          from penstock.task_list t where t.job_id = j.id and t.status = 'queued' and t.waiting_for is not null
+          from penstock.task_list t
+          where t.job_id = j.id and t.status = 'queued' and t.waiting_for is not null
           order by t.id limit 1))
         else concat_ws(': ', 'job ' || j.status, j.status_reason) end
       from penstock.job_list j where j.id = f.job_id)
