@@ -19,25 +19,28 @@ class TooMuchWork(Exception):
 
 @contextmanager
 def limited(seconds: int, memory_bytes: int = MEMORY_BYTES) -> Generator[None]:
-    """Limit the address space of this process, and the time of this block. For subprocesses only."""
+    """Limit the address space of this process, and the CPU time of this block. For subprocesses only.
+
+    A busy machine makes a document slow, but not too large: the time limit of the task ends such an attempt.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     wanted = _address_space() + memory_bytes
     hard = before[1]
     resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TooMuchWork(f"not finished within {seconds} seconds")
+        raise TooMuchWork(f"not finished within {seconds} seconds of CPU time")
 
     has_alarm = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGALRM, stop) if has_alarm else None
+    handler = signal.signal(signal.SIGPROF, stop) if has_alarm else None
     if has_alarm:
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         if has_alarm:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
