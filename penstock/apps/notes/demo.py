@@ -57,7 +57,8 @@ async def run(folder: Path, count: int, console: Console) -> bool:
             user_id = uuid4()
             add = "insert into auth.users (id, email) values (%s, %s) returning id"
             await db.rows(pool, add, (user_id, f"{user_id}@example.org"))
-            remote = HttpServer(url, "public", lambda: _token(user_id, secret))
+            # Longer than a managed call may take.
+            remote = HttpServer(url, "public", lambda: _token(user_id, secret), timeout=120)
             is_same = await asyncio.to_thread(_devices, folder, remote, str(user_id), count, console)
             await _report(pool, user_id, console)
     console.print(f"{time.monotonic() - began:.1f} s in total.")
@@ -117,12 +118,16 @@ def _discover(store: Store, remote: HttpServer, console: Console) -> discovery.J
 
     ask = discovery.managed(remote)
     job = discovery.run(store, discovery.start(store), ask)
-    console.print(f"Preview of the first batch: {len(job.preview or {})} notes. Nothing is applied yet.")
+    count = len(job.preview or {})
+    notes = "1 note" if count == 1 else f"{count} notes"
+    console.print(f"Preview of the first batch: {notes}. Nothing is applied yet.")
     discovery.confirm_preview(store, job)
     discovery.run(store, job, ask)
     note_id, detail = next(iter(job.applied_detail.items()))
     removed = discovery.undo_idea(store, job, note_id, detail["added"][0]["name"])
-    console.print(f"Confirmed: {job.counts}. Undid {removed}.")
+    undone = ", ".join(f"{idea['name']} ({idea['role']})" for idea in removed)
+    console.print("Confirmed: tagged {applied}, skipped {skipped}, failed {failed}.".format(**job.counts))
+    console.print(f"Removed one idea again: {undone}.")
     return job
 
 

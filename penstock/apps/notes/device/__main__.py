@@ -91,8 +91,7 @@ def _run(store: Store, given: argparse.Namespace) -> None:
     elif given.command == "search":
         _list(store.search(given.text))
     elif given.command == "sync":
-        done = sync(store, _server())
-        print(f"Pushed {done.applied}, pulled {done.pulled}, refused {done.refused}.")
+        print(f"{str(sync(store, _server())).capitalize()}.")
         _list_refused(store)
     elif given.command == "refused":
         _answer_refused(store, given)
@@ -110,7 +109,8 @@ def _server() -> HttpServer:
     url, token = os.environ.get("NOTES_URL", ""), os.environ.get("NOTES_TOKEN", "")
     if not url or not token:
         raise ValueError("set NOTES_URL and NOTES_TOKEN to sync")
-    return HttpServer(url, os.environ.get("NOTES_KEY", ""), lambda: token)
+    # Longer than a managed call may take.
+    return HttpServer(url, os.environ.get("NOTES_KEY", ""), lambda: token, timeout=120)
 
 
 def _change(store: Store, given: argparse.Namespace) -> None:

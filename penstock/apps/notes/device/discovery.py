@@ -137,7 +137,10 @@ def resume_job(job: Job) -> None:
 
 
 def managed(server: HttpServer, custom: Sequence[str] = ()) -> Discover:
-    """Asks the managed model of the server, with the user's own ideas beside the canon."""
+    """Asks the managed model of the server, with the user's own ideas beside the canon.
+
+    The server may take 90 seconds to answer: give it a `timeout` above that.
+    """
 
     def ask(notes: list[Record]) -> dict[str, Ideas]:
         sent = [{"id": note["id"], "text": note["text"][:MOST_CHARACTERS]} for note in notes]

@@ -84,6 +84,9 @@ class Report:
     refused: int = 0
     pulled: int = 0
 
+    def __str__(self) -> str:
+        return f"pushed {self.applied}, pulled {self.pulled}, refused {self.refused}"
+
 
 def sync(store: Store, server: Server) -> Report:
     """Push, then pull. Raises what the server raises; everything done until then stays."""
