@@ -9,7 +9,7 @@ from faults import sync_devices
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("major", [18, 15])
 def test_killed_devices_api_and_postgresql_lose_no_edit(major: int) -> None:
     """R2.8/replays: SIGKILL of each; the devices converge, and the run finds a lost edit and a lost row."""
