@@ -235,6 +235,7 @@ def test_command_makes_a_book_with_a_worker_and_a_model_of_its_own(
     """Nothing else has to run, and no key is needed; a real model without a key fails with the reason."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("READING_")}
     environment |= {"DATABASE_URL": db.dsn, "PENSTOCK_STORAGE": (tmp_path / "files").as_uri()}
+    environment["PENSTOCK_ALLOW_UNSAFE"] = "1"
     for known in OWN.values():
         environment.pop(known.variable, None)
 
@@ -252,6 +253,10 @@ def test_command_makes_a_book_with_a_worker_and_a_model_of_its_own(
     refused = run("Water", "Otters", READING_MODEL="openai/gpt-5.4-mini")
     assert refused.returncode == 1 and "no_key: there is no key of openai" in refused.stderr
     assert run("Water").returncode == 2
+    stopped = run("Water", "Otters", PENSTOCK_ALLOW_UNSAFE="")
+    assert stopped.returncode == 1 and "unsafe" in stopped.stderr, (
+        "a worker that cannot run is no reason to wait"
+    )
 
 
 HOSTILE = [

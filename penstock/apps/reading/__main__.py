@@ -45,24 +45,30 @@ async def run(wanted: dict[str, Any]) -> int:
         async with app.connections() as pool:
             await app.declare(pool)
             await providers.open(pool, name=settings().model)  # an earlier run may have closed it
+        making = asyncio.create_task(_make(wanted))
         working = asyncio.create_task(Worker(app, concurrency=2, grace_seconds=5).run())
         try:
-            return await _make(wanted)
-        finally:
-            working.cancel()
-            with suppress(asyncio.CancelledError):
+            await asyncio.wait({making, working}, return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                # The worker ended first: it says why it cannot run.
                 await working
+                return 1
+            return await making
+        except PenstockError as error:
+            print(f"{error.code}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            for each in (making, working):
+                each.cancel()
+                with suppress(asyncio.CancelledError, PenstockError):
+                    await each
 
 
 async def _make(wanted: dict[str, Any]) -> int:
     began = time.monotonic()
-    try:
-        job = await reading.astart(**wanted)
-        print(f"Started {job.id}, written by {settings().model}.", flush=True)
-        book = await job.aresult()
-    except PenstockError as error:
-        print(f"{error.code}: {error.message}", file=sys.stderr)
-        return 1
+    job = await reading.astart(**wanted)
+    print(f"Started {job.id}, written by {settings().model}.", flush=True)
+    book = await job.aresult()
     async with app.connections() as pool:
         spent = await costs.of_job(pool, job_id=job.id)
     took, count = time.monotonic() - began, len(wanted["chapters"])

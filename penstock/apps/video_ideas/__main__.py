@@ -59,13 +59,23 @@ async def run(source: Any) -> int:
         async with app.connections() as pool:
             await app.declare(pool)
             await providers.open(pool, name=MODEL)  # an earlier demo may have closed it
+        making = asyncio.create_task(_make(source))
         working = asyncio.create_task(Worker(app, concurrency=2, grace_seconds=5).run())
         try:
-            return await _make(source)
-        finally:
-            working.cancel()
-            with suppress(asyncio.CancelledError):
+            await asyncio.wait({making, working}, return_when=asyncio.FIRST_COMPLETED)
+            if not making.done():
+                # The worker ended first: it says why it cannot run.
                 await working
+                return 1
+            return await making
+        except PenstockError as error:
+            print(f"{error.code}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            for each in (making, working):
+                each.cancel()
+                with suppress(asyncio.CancelledError, PenstockError):
+                    await each
 
 
 async def _make(source: Any) -> int:
