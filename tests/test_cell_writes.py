@@ -145,7 +145,7 @@ async def test_an_upload_is_refused_while_its_tenant_is_frozen(pair: Pair) -> No
             bytes=10,
             sha256=DIGEST,
         )
-    # Finishing commits a hold, which is refused for itself.
+    # finish_artifact commits a hold, which checks the tenant too. This function checks it with the file only.
     with pair.old.refused(503, "tenant_suspended"):
         pair.old.rows(
             "describe_artifact", artifact_id=begun["id"], worker_id=None, lease=taken["lease"], type="pdf"
