@@ -2687,8 +2687,8 @@ function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ec216d9d257ab883beb09ca4a8670dc3
-  comment: Creates the lanes to which tasks with these routes can move.
+  body: sha256 5eef3b347a66c53b14d74192610407dd
+  comment: Creates the lanes of these tasks, and those to which tasks with these routes can move.
 
 function penstock._add_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
@@ -2703,7 +2703,7 @@ function penstock._add_tasks_of(uuid, jsonb, text[], boolean)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0f66b381d1be2a340db59697dd7f66be
+  body: sha256 d2c11625d8652c4f680a470465ade91c
   comment: Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._add_up_costs()
@@ -3983,7 +3983,7 @@ function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], t
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 46ba7e0356268afcb771d4e40b98470d
+  body: sha256 b6254a5854282441675016a73a44ab60
   comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
 
 function penstock._is_any_failing()

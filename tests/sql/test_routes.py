@@ -38,6 +38,16 @@ def route(sql: Contract) -> Any:
     return sql.one("select route from penstock.tasks")
 
 
+def test_a_start_creates_its_lanes_in_one_order(sql: Contract) -> None:
+    """Two starts that create the same lanes in different orders would deadlock."""
+    sql.value("define_kind", name="film", options=Jsonb({}))
+    task = {"kind": "film", "units": {"seconds": 1}}
+    listed = {**task, "route": {"providers": ["c/dear", "a/cheap", "b/middle"], "prefer": "listed"}}
+    sql.start([listed, {"kind": "film"}, task])
+    created = "select provider from penstock.lanes where kind = 'film' and is_gated order by id"
+    assert [row["provider"] for row in sql.execute(created)] == ["a/cheap", "b/middle", "c/dear", None]
+
+
 class TestFull:
     def test_tasks_behind_a_full_provider_run_at_the_next_one(self, sql: Contract) -> None:
         """R0.11/at-claim, R0.6/cheapest: the claim decides, and the other tasks stay with the cheapest provider."""

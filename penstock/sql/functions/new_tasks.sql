@@ -128,8 +128,8 @@ begin
     v_delays := _check_demands(v_job, v_specs);
   end if;
   v_ids := array(select nextval('task_ids') from generate_series(1, cardinality(v_specs)));
-  v_rows := _insert_tasks(v_job, v_specs, v_ids, v_now);
   perform _add_route_lanes(v_job, v_specs) where v_uses.routes;
+  v_rows := _insert_tasks(v_job, v_specs, v_ids, v_now);
   if v_uses.parents then
     v_parents := _add_edges(p_job_id, v_specs, v_ids);
     v_ended_parents := array(select r.task_id from results r where r.job_id = p_job_id
@@ -239,7 +239,7 @@ begin
       -- Sorted, so that two calls that create the same lanes cannot deadlock; after the grouping, because
       -- there may be 100,000 tasks of one kind.
       select g.* from (
-        select t.kind, t.provider, t.phase, t.provider is not null or t.units is not null as is_gated
+        select t.kind, t.provider, t.provider is not null or t.units is not null as is_gated, t.phase
         from unnest(p_specs) as t group by 1, 2, 3, 4 offset 0) as g
       order by 1, 2, 3, 4) as s
     cross join lateral (

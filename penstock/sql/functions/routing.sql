@@ -213,25 +213,28 @@ declare
   v_lane_id integer;
 begin
   -- The claim moves tasks between lanes that exist: it must not wait for another transaction that creates
-  -- one. Sorted, so that two calls that create the same lanes cannot deadlock.
+  -- one. The lanes of the tasks themselves are among them, sorted as in _insert_tasks, so that two calls that
+  -- create the same lanes cannot deadlock.
   for v_wanted in
-    select distinct d.kind, e.name from (
+    select d.kind, e.name as provider, true as is_gated, true as is_routed from (
       select distinct s.kind, s.route - 'chosen' as route from unnest(p_specs) as s
       where s.route is not null and s.route <> 'null') as d
     join endpoints e on (e.tenant_id is null or e.tenant_id = p_job.tenant_id)
       and e.features @> array(select jsonb_array_elements_text(coalesce(d.route -> 'features', '[]')))
       and (not d.route ? 'providers' or d.route -> 'providers' ? e.name)
-    order by 1, 2
+    union
+    select s.kind, s.provider, s.provider is not null or s.units is not null, false from unnest(p_specs) as s
+    order by 1, 2, 3
   loop
-    v_lane_id := _lane(v_wanted.kind, v_wanted.name, p_job.tenant_id, true);
-    if not exists (select from routed_lanes q where q.lane_id = v_lane_id) then
+    v_lane_id := _lane(v_wanted.kind, v_wanted.provider, p_job.tenant_id, v_wanted.is_gated);
+    if v_wanted.is_routed and not exists (select from routed_lanes q where q.lane_id = v_lane_id) then
       insert into routed_lanes (lane_id) values (v_lane_id) on conflict do nothing;
     end if;
   end loop;
 end
 $$;
 comment on function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[]) is
-  'Creates the lanes to which tasks with these routes can move.';
+  'Creates the lanes of these tasks, and those to which tasks with these routes can move.';
 
 create or replace function penstock._add_provider_lanes(p_endpoint penstock.endpoints)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
