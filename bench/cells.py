@@ -345,7 +345,7 @@ def lines(figures: list[Figure]) -> list[str]:
         f"**The simulated day.** {JOBS_PER_MINUTE:,} jobs per minute (half as many at midnight, half as many more at noon) of {TENANTS:,} tenants; the",
         f"n-th largest has 1/n of the largest one's load. The provider of the texts admits {day.calls_per_minute:,} calls per minute and is away",
         "from 12:00 to 14:00. Tenants are dealt to the cells at random. The limit is split evenly, or by each cell's load",
-        "(`penstock cells add N NAME --share`, then `rebalance`).",
+        "(the `--share` of each cell, then `penstock cells rebalance`).",
         "",
         "| cells | busy cores of each database | p99 wait, small tenants | p99 wait, the 100 largest | backlog gone at | calls unused while others waited |",
         "|---|---:|---:|---:|---:|---:|",

@@ -26,7 +26,7 @@ from tests.test_cells import Pair, fill, pair
 
 __all__ = ["pair", "serve", "served"]
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.slow]
 
 ISSUER = "https://id.example.org"
 

@@ -321,6 +321,7 @@ def test_a_stale_worker_of_the_old_cell_is_rejected(pair: Pair, clock: testing.C
     assert pair.new.complete(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["drain", "copy", "verify", "switch", "activate", "remove"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_a_move_continues_after_a_crash_at_each_step(

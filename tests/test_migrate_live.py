@@ -22,7 +22,7 @@ from penstock.errors import NotMigrated
 from penstock.postgres import db, migrate
 from penstock.postgres.migrate import connection as patience
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent
 RELEASE = "00d4aa7"
