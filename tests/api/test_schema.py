@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import traceback
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -184,7 +185,7 @@ def test_api_conforms_to_its_openapi_schema(world: World, caller: str) -> None:
     failures: dict[tuple[str, str], str] = {}
     for event in from_schema(schema).execute():
         if isinstance(event, events.NonFatalError):
-            failures[event.label, str(event.phase)] = str(event.value)
+            failures[event.label, str(event.phase)] = "".join(traceback.format_exception(event.value))
         elif isinstance(event, events.FatalError):
             raise event.exception
         elif isinstance(event, events.ScenarioFinished):
