@@ -159,6 +159,38 @@ def test_success_after_the_timeout_is_used(
     assert "cc_2" in provider.canceled
 
 
+def test_late_success_that_is_found_by_its_tag_has_the_id_of_the_provider(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
+) -> None:
+    """The answer of the submission was lost, and no worker ran until the operation had timed out."""
+    clock.freeze()
+    provider.crashes = 1
+    job = app.tasks["convert"].start(1)
+    drain(app)
+    clock.advance(hours=2)
+    db.execute("select penstock._end_operations()")
+    found = "select status, external_id from penstock.operations"
+    assert db.execute(found) == [{"status": "timeout", "external_id": None}]
+    provider.finished["cc_1"] = "late.png"
+    drain(app)
+    assert job.result(timeout=5) == {"file": "late.png"}
+    assert db.execute(found) == [{"status": "completed", "external_id": "cc_1"}]
+
+
+def test_reconciliation_notes_the_id_of_an_operation_that_it_finds_by_its_tag(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider
+) -> None:
+    provider.crashes = 1
+    job = app.tasks["convert"].start(1)
+    drain(app)
+    db.execute("select penstock.cancel_job(%s)", [job.id])
+    db.execute("select penstock._end_operations()")
+    found = "select status, external_id from penstock.operations"
+    assert db.execute(found) == [{"status": "canceled", "external_id": None}]
+    assert reconcile(app, db) == 1 and provider.canceled == ["cc_1"]
+    assert db.execute(found) == [{"status": "canceled", "external_id": "cc_1"}]
+
+
 def test_failing_conversions_end_after_their_attempts(
     app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
 ) -> None:

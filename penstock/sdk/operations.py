@@ -104,13 +104,15 @@ async def reconcile(row: dict[str, Any], calls: ProviderCalls) -> tuple[str, dic
             # The provider never got it, or cannot say.
             return "unknown", {}
         operation = replace(operation, external_id=found)
+    # Noted with the outcome, so that people see the id of an operation that was found by its tag.
+    known = {"external_id": operation.external_id}
     if row["status"] == "canceled":
         if calls.cancel is None:
-            return "failed", {}
+            return "failed", known
         await calls.cancel(operation)
-        return "canceled", {}
+        return "canceled", known
     asked = await calls.check(operation)
-    return ("running", {}) if asked is None else (asked.outcome, _values(asked))
+    return ("running", known) if asked is None else (asked.outcome, {**_values(asked), **known})
 
 
 async def run(ctx: Any, hooks: Any, calls: Calls) -> Any:
@@ -124,7 +126,8 @@ async def run(ctx: Any, hooks: Any, calls: Calls) -> Any:
             continue
         asked = await calls.check(_operation(late))
         if asked is not None and asked.outcome == "completed":
-            await hooks.settle(ctx, late["id"], "completed", _values(asked))
+            values = {**_values(asked), "external_id": late["external_id"]}
+            await hooks.settle(ctx, late["id"], "completed", values)
             for other in live:
                 if calls.cancel is not None:
                     await calls.cancel(_operation(other))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from penstock.postgres import db
 from penstock.testing import Clock
@@ -189,6 +190,30 @@ class TestLate:
         assert said(sql, operation, "completed") == "completed"
         assert said(sql, operation, "completed") == "completed"
         assert account(sql) == (2, 0), "the provider did the work twice"
+
+    @pytest.mark.parametrize(("given", "noted"), [("cc_1", "cc_1"), ("cc_2", None), ("", None), ("a\nb", None)])
+    def test_late_success_found_by_its_tag_gets_the_id_of_the_provider(
+        self, sql: Contract, clock: Clock, given: str, noted: str | None
+    ) -> None:
+        """Its worker died before it noted the id. An id of another operation is not noted."""
+        setup(sql)
+        start(sql)
+        task = sql.claim_one()
+        operation = begin(sql, task)
+        settle(sql, task, operation, "timeout")
+        sql.fail(task)
+        task = sql.claim_one()
+        second = begin(sql, task)
+        submit(sql, task, second, "cc_2")
+        settle(sql, task, second, "completed")
+        sql.complete(task)
+        clock.advance(minutes=11)
+        assert take(sql) == [(operation["id"], "timeout")]
+        values = {"external_id": given}
+        arguments = {"operation_id": operation["id"], "outcome": "completed", "values": Jsonb(values)}
+        assert sql.value("reconcile_operation", **arguments) == "completed"
+        rows = sql.execute("select status, external_id from penstock.operations order by number")
+        assert [tuple(row.values()) for row in rows] == [("completed", noted), ("completed", "cc_2")]
 
     def test_provider_is_asked_for_a_day(self, sql: Contract, clock: Clock) -> None:
         task, operation = timed_out(sql)

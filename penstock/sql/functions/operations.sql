@@ -159,6 +159,19 @@ $$;
 comment on function penstock._free_operation(penstock.operations, text) is
   'Ends the reservation of an operation and returns the bookings.';
 
+create or replace function penstock._note_external_id(p_operation_id uuid, p_external_id text)
+returns void language sql set search_path = penstock, pg_temp as $$
+  -- An id that another operation has is no id of this one.
+  update operations o set external_id = p_external_id
+  where o.id = p_operation_id and o.external_id is null
+    and length(p_external_id) between 1 and 255 and _is_clean(p_external_id)
+    and not exists (select from operations x where x.tenant_id = o.tenant_id and x.provider = o.provider
+      and x.external_id = p_external_id)
+$$;
+comment on function penstock._note_external_id(uuid, text) is
+  'Notes the provider''s id of an operation that was found by its tag, because the worker died before it '
+  'noted the id.';
+
 create or replace function penstock.settle_operation(
   p_operation_id uuid, p_worker_id text, p_lease bigint, p_outcome text, p_values jsonb default '{}')
 returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -184,6 +197,7 @@ begin
   end if;
   perform _check_document(coalesce(p_values -> 'result', 'null'), 'result',
     (_setting('max_output_bytes'))::integer);
+  perform _note_external_id(p_operation_id, p_values ->> 'external_id');
   update operations set status = p_outcome, is_late = status = 'timeout', completed_at = _now(),
     result = p_values -> 'result', error_code = left(p_values ->> 'code', 100),
     error_message = _error_text(p_values ->> 'message', 2000),
@@ -216,7 +230,7 @@ $$;
 comment on function penstock.settle_operation(uuid, text, bigint, text, jsonb) is
   'Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, '
   'timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. '
-  'Values: result, units, code, message.';
+  'Values: result, units, code, message, external_id.';
 
 create or replace function penstock.park_operation(
   p_operation_id uuid, p_worker_id text, p_lease bigint, p_seconds double precision)

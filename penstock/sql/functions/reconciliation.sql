@@ -158,7 +158,9 @@ begin
   perform _require_active(v_operation.tenant_id);
   if v_operation.status not in ('timeout', 'canceled') then
     return v_operation.status;
-  elsif v_operation.status = 'timeout' and p_outcome = 'completed' then
+  end if;
+  perform _note_external_id(p_operation_id, p_values ->> 'external_id');
+  if v_operation.status = 'timeout' and p_outcome = 'completed' then
     v_revived := _revive_operation(v_operation);
     if v_revived = 'over' then
       perform _settle_late(v_operation, p_values);
@@ -179,7 +181,7 @@ $$;
 comment on function penstock.reconcile_operation(uuid, text, jsonb) is
   'What the provider says about an operation that ended here without it. A success after a timeout wakes '
   'the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, '
-  'canceled, running, unknown. Values: result, units.';
+  'canceled, running, unknown. Values: result, units, external_id.';
 
 create or replace function penstock.reconcile_operations(p_operation_id uuid default null)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
