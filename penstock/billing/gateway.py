@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+import structlog
 
 from penstock import extras
 from penstock.contract import billing
@@ -19,7 +24,16 @@ from penstock.settings import Settings
 if TYPE_CHECKING:
     import stripe
 
+log = structlog.get_logger("penstock.billing")
+
 _TIMEOUT_SECONDS = 10
+_PRICE_TIMEOUT_SECONDS = 3
+_PRICE_SECONDS = 600.0
+_UNKNOWN_PRICE_SECONDS = 60.0
+# Currencies of Stripe whose smallest unit is not a hundredth.
+_NO_CENTS = ("BIF", "CLP", "DJF", "GNF", "JPY", "KMF", "KRW", "MGA", "PYG", "RWF", "VND", "VUV", "XAF",
+             "XOF", "XPF")  # fmt: skip
+_MILLS = ("BHD", "JOD", "KWD", "OMR", "TND")
 _RETRIES = 2
 _PER_PAGE = 100
 
@@ -30,6 +44,16 @@ class Fetched:
 
     values: Mapping[str, Any]
     as_of: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPrice:
+    """What people see of a price."""
+
+    name: str | None
+    amount: Decimal | None
+    """None where it depends on the quantity."""
+    currency: str
 
 
 class Gateway:
@@ -46,6 +70,7 @@ class Gateway:
             import stripe
 
         self._stripe = stripe
+        self._prices: dict[str, tuple[ShownPrice | None, float]] = {}
         self._http = stripe.HTTPXClient(timeout=_TIMEOUT_SECONDS)
         self._client = stripe.StripeClient(
             settings.stripe_key,
@@ -131,6 +156,22 @@ class Gateway:
             raise Unavailable("Stripe returned no page for the checkout", code="stripe_unavailable")
         return session.url
 
+    async def price(self, price_id: str) -> ShownPrice | None:
+        """What a price costs, kept for minutes. None if Stripe does not say so within seconds."""
+        found, until = self._prices.get(price_id, (None, 0.0))
+        if until > time.monotonic():
+            return found
+        try:
+            async with asyncio.timeout(_PRICE_TIMEOUT_SECONDS):
+                made = await self._client.v1.prices.retrieve_async(price_id, {"expand": ["product"]})
+            found, seconds = _shown(made.to_dict()), _PRICE_SECONDS
+        except (TimeoutError, self._stripe.StripeError) as error:
+            log.warning("billing.price_unknown", price=price_id, error=type(error).__name__)
+            # The last known price stays; Stripe is asked again soon, but not for every page.
+            seconds = _UNKNOWN_PRICE_SECONDS
+        self._prices[price_id] = (found, time.monotonic() + seconds)
+        return found
+
     async def _expire(self, checkout_id: str) -> None:
         """End the older checkout, so that a customer with two tabs does not pay twice."""
         try:
@@ -205,6 +246,14 @@ class Gateway:
                 details=details,
             )
         return Unavailable("Stripe is unavailable. Try again.", code="stripe_unavailable", details=details)
+
+
+def _shown(price: Mapping[str, Any]) -> ShownPrice:
+    product: Mapping[str, Any] = price["product"]
+    name, cents = price.get("nickname") or product.get("name"), price.get("unit_amount")
+    currency = str(price["currency"]).upper()
+    places = 0 if currency in _NO_CENTS else 3 if currency in _MILLS else 2
+    return ShownPrice(name, None if cents is None else Decimal(cents).scaleb(-places), currency)
 
 
 def _date(found: Any) -> datetime:

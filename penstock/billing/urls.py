@@ -1,12 +1,14 @@
-"""Where Stripe may send a customer back to."""
+"""Where a customer may be sent: to Stripe's checkout, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, Unavailable
 
+CHECKOUT_ORIGIN = "https://checkout.stripe.com"
+"""Where the checkout pages of Stripe are."""
 _LONGEST = 2000
 
 
@@ -28,6 +30,15 @@ def check_return_url(url: str, name: str, origins: Sequence[str]) -> str:
             code="invalid_url",
             hint="Add its origin to PENSTOCK_ALLOWED_ORIGINS.",
             details={"field": name},
+        )
+    return url
+
+
+def check_checkout_url(url: str) -> str:
+    """Raise Unavailable unless the URL is a page of Stripe's checkout."""
+    if not url.startswith(f"{CHECKOUT_ORIGIN}/") or not url.isprintable() or set(url) & set("\\ "):
+        raise Unavailable(
+            f"Stripe returned a checkout page that is not on {CHECKOUT_ORIGIN}", code="stripe_unavailable"
         )
     return url
 

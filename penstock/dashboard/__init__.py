@@ -34,6 +34,7 @@ from penstock.dashboard import (
     notifications,
     operations,
     overview,
+    packs,
     pages,
     prompts,
     providers,
@@ -120,6 +121,7 @@ def _shared_routes() -> tuple[BaseRoute, ...]:
         sessions,
         settings_page,
         app_pages,
+        packs,
         live,
     ):
         every.include_router(page.router)

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Query, Request, Response
 from penstock.api.rest import catalogue_of
 from penstock.api.rest.catalogue import Column, Function, Relation
 from penstock.contract import artifacts, filters
-from penstock.dashboard import exports, formatting, forms
+from penstock.dashboard import exports, formatting, forms, packs
 from penstock.dashboard.file_origins import allow_file_origin
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -28,7 +28,6 @@ from penstock.dashboard.pages import (
     Conn,
     CurrentViewer,
     FilterQuery,
-    Page,
     Viewer,
     redirect,
     render,
@@ -40,7 +39,7 @@ from penstock.sdk.app import App
 from penstock.sdk.pages import AppPage, PageAction
 from penstock.types import Artifact
 
-router = APIRouter(route_class=Page)
+router = APIRouter(route_class=packs.ShopPage)
 
 Row = Mapping[str, Any]
 Cursor = Annotated[str, Query(max_length=2000)]
@@ -105,8 +104,9 @@ async def list_rows(
     name: str,
     filter: FilterQuery = "",
     before: Cursor = "",
+    bought: bool = False,
 ) -> Response:
-    """List the rows of the page's view, newest first."""
+    """List the rows of the page's view, newest first, and the packs that the page sells."""
     declared = await _declared(request, viewer, name)
     page, found = declared.page, list[Row]()
     with CatchInvalidFilter() as caught:
@@ -127,6 +127,9 @@ async def list_rows(
         filter_error=caught.error,
         may_act=_may_act(request, viewer),
         live=None if before else {"tenant": viewer.choose_tenant(None)},
+        shop=request.state.shop,
+        buyers=packs.buyers(request, viewer),
+        is_bought=bought and request.state.shop is not None,
     )
 
 

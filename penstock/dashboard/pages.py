@@ -389,9 +389,11 @@ def with_security_headers(request: Request, response: Response) -> Response:
     nonce = request.state.nonce
     # Object storage may be on another host: pages that show its files add that origin.
     files = " ".join(("'self'", *getattr(request.state, "file_origins", ())))
+    # Browsers also apply form-action to the redirect of a form: the page of a checkout adds its origin.
+    targets = " ".join(("'self'", *getattr(request.state, "form_origins", ())))
     response.headers["Content-Security-Policy"] = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src {files}; "
-        f"media-src {files}; frame-src {files}; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+        f"media-src {files}; frame-src {files}; connect-src 'self'; form-action {targets}; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
     response.headers["X-Frame-Options"] = "DENY"

@@ -72,6 +72,8 @@ class AppPage:
     order: str | None
     description: str
     is_for_operators: bool
+    packs: str | None
+    """The meter whose packs the page sells."""
 
     @property
     def read_columns(self) -> list[str]:
@@ -107,13 +109,15 @@ class Pages:
         order: str | None = None,
         description: str = "",
         is_for_operators: bool = False,
+        packs: str | None = None,
     ) -> None:
         """Declare a dashboard page that lists a view or table of the app's schema.
 
         `columns`: the names to show, or names with their titles. `key`: a column whose values are unique.
         `filters`: columns that the filter box accepts. `links`: addresses within the dashboard by column,
         such as `{"job_id": "/jobs/{}"}`. `files`: columns with the id of an artifact; images are shown.
-        `order`: the column to sort by, largest first (default: the key).
+        `order`: the column to sort by, largest first (default: the key). `packs`: a meter whose packs the
+        page sells to owners and admins.
         """
         if self._pages_schema is None:
             raise Invalid("pages need an app with a schema", details={"field": "schema"})
@@ -136,6 +140,7 @@ class Pages:
             order=order,
             description=description,
             is_for_operators=is_for_operators,
+            packs=packs,
         )
         _check_page(page, len(actions))
         self.pages[name] = page
@@ -146,6 +151,8 @@ def _check_page(page: AppPage, actions: int) -> None:
         _check(_COLUMN, column, f"a name on the page {page.name}", "letters, digits and _")
     for column in page.filters:
         _check(_FILTER, column, f"a filter of the page {page.name}", "lower-case letters and _")
+    if page.packs is not None:
+        _check(_FILTER, page.packs, f"the meter of packs of the page {page.name}", "lower-case letters and _")
     if len(page.actions) < actions:
         raise Invalid(f"two actions of the page {page.name} have the same name", details={"field": "actions"})
     if unknown := sorted({*page.links, *page.files} - set(page.columns)):

@@ -152,6 +152,8 @@ class StripeServer:
                 return account.cancel(id)
             case ("GET", "prices"):
                 return self._list("prices", list(account.prices.values()), fields)
+            case ("GET", "prices", id):
+                return self._price(id, fields)
             case ("GET", "events"):
                 return self._list("events", self._events(fields), fields)
             case _:
@@ -164,6 +166,11 @@ class StripeServer:
         if id not in objects:
             raise missing(kind, id)
         return objects[id]
+
+    def _price(self, id: str, fields: Document) -> Document:
+        found = self._found(self.account.prices, "price", id)
+        wants_product = "product" in (fields.get("expand") or [])
+        return {**found, "product": self.account.products[found["product"]]} if wants_product else found
 
     def _search(self, query: str) -> Document:
         found = re.fullmatch(r"metadata\['(\w+)'\]:'([^']*)'", query)
@@ -301,7 +308,12 @@ class StripeServer:
             case "status":
                 return account.set_status(id, str(values.get("status")))
             case "price":
-                return account.add_price(id, is_recurring=bool(values.get("is_recurring", True)))
+                return account.add_price(
+                    id,
+                    is_recurring=bool(values.get("is_recurring", True)),
+                    amount=int(values.get("amount", 1000)),
+                    name=str(values.get("name", "Product")),
+                )
             case "advance":
                 account.advance(float(values.get("seconds", 0)))
                 return {"now": account.now}

@@ -56,6 +56,7 @@ class Account:
         """Forget everything."""
         self.customers: dict[str, Document] = {}
         self.prices: dict[str, Document] = {}
+        self.products: dict[str, Document] = {}
         self.sessions: dict[str, Document] = {}
         self.subscriptions: dict[str, Document] = {}
         self.events: list[Document] = []
@@ -96,13 +97,19 @@ class Account:
 
     # Customers and prices
 
-    def add_price(self, id: str, *, is_recurring: bool = True, amount: int = 1000) -> Document:
-        """Add a price."""
+    def add_price(
+        self, id: str, *, is_recurring: bool = True, amount: int = 1000, name: str = "Product"
+    ) -> Document:
+        """Add a price of a product with this name."""
+        product = self.id("prod")
+        self.products[product] = {"id": product, "object": "product", "name": name, "active": True}
         made = self.prices[id] = {
             "id": id,
             "object": "price",
             "unit_amount": amount,
             "currency": "usd",
+            "nickname": None,
+            "product": product,
             "type": "recurring" if is_recurring else "one_time",
             "active": True,
         }

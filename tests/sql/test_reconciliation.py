@@ -191,7 +191,9 @@ class TestLate:
         assert said(sql, operation, "completed") == "completed"
         assert account(sql) == (2, 0), "the provider did the work twice"
 
-    @pytest.mark.parametrize(("given", "noted"), [("cc_1", "cc_1"), ("cc_2", None), ("", None), ("a\nb", None)])
+    @pytest.mark.parametrize(
+        ("given", "noted"), [("cc_1", "cc_1"), ("cc_2", None), ("", None), ("a\nb", None)]
+    )
     def test_late_success_found_by_its_tag_gets_the_id_of_the_provider(
         self, sql: Contract, clock: Clock, given: str, noted: str | None
     ) -> None:

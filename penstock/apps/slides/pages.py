@@ -44,6 +44,7 @@ def declare(app: App) -> None:
         "quota", "Quota", source="tenants", key="id",
         columns={"name": "Tenant", "thumbnail_quota_total": "Total", "thumbnail_quota_used": "Used",
                  "thumbnail_quota_held": "Reserved", "thumbnail_quota_remaining": "Remaining"},
+        packs="thumbnails",
     )  # fmt: skip
     app.page(
         "failures", "Failures", source="thumbnail_failure_log", key="id", order="occurred_at",
