@@ -120,6 +120,21 @@ class TestCache:
         assert {each.version for each in await asyncio.gather(*(greet.aget() for _ in range(20)))} == {1}
         await app.aclose()
 
+    async def test_versions_of_another_database_are_not_used(
+        self, app: App, server: testing.Server, db: testing.Database, greet: DeclaredPrompt
+    ) -> None:
+        """An app that is told to use another database does not use the versions of the first."""
+        await add(app)
+        assert (await greet.aget()).version == 1
+        await app.aclose()
+        with server.database() as other:
+            app.use(other.dsn)
+            assert (await greet.aget()).version == 0
+            await app.aclose()
+        app.use(db.dsn)
+        assert (await greet.aget()).version == 1
+        await app.aclose()
+
 
 class TestOutage:
     """R2.6/fallback: without an answer of the database the constant is used: version 0, flagged."""

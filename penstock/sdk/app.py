@@ -428,6 +428,7 @@ class App(Extensions):
             self._database_url = dsn
             self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
             self._is_declared = False
+            self.prompts.forget()
 
     @property
     def storage(self) -> storages.Storage:

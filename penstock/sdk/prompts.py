@@ -90,6 +90,11 @@ class Prompts:
         """The constants of all prompts."""
         return [each.constant for each in self.declared.values()]
 
+    def forget(self) -> None:
+        """Read all versions again when they are needed, because the app uses another database."""
+        self._active, self._read_again_at = None, float("-inf")
+        self._jobs.clear()
+
     async def get(self, prompt: DeclaredPrompt) -> Prompt:
         """The active version of a prompt, or its constant."""
         if self.clock() >= self._read_again_at:
