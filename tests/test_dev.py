@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import re
 import signal
@@ -26,9 +27,12 @@ from fastapi.testclient import TestClient
 from penstock import api, cli, server, testing
 from penstock.api import sessions
 from penstock.api.development import Development
+from penstock.cli.dev.supervisor import Supervisor
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from tests.conftest import Eventually
+
+pytestmark = pytest.mark.timeout(400)
 
 APP = """\
 from penstock import App
@@ -47,6 +51,8 @@ def sums(numbers: list[int]) -> None:
     for n in numbers:
         square.step(double.step(n))
 """
+SECONDS = 120
+"""How long a process may take to start, respond or end: on a busy machine it gets little CPU time."""
 JOB = {"type": "sums", "params": {"numbers": [1, 2, 3]}}
 
 
@@ -76,11 +82,13 @@ class Running:
         return found[1]
 
     def _is_over(self, pattern: str) -> None:
+        if self.process.poll() is not None:
+            self._reading.join(SECONDS)
         assert self.process.poll() is None or re.search(pattern, self.text), self.text
 
     def ended(self) -> int:
-        code = self.process.wait(30)
-        self._reading.join(10)
+        code = self.process.wait(SECONDS)
+        self._reading.join(SECONDS)
         return code
 
     @property
@@ -135,7 +143,7 @@ def test_dev_serves_a_program_and_a_browser(
     key = running.word(r"PENSTOCK_KEY=(psk_\w+)", eventually)
     link = running.word(r"(http\S+/dev/login\?token=\S+)", eventually)
     bearer = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=SECONDS) as client:
         started = client.post("/api/jobs/start", json=JOB, headers=bearer)
         assert started.status_code == 201, started.text
         path = f"/api/jobs/{started.json()['id']}"
@@ -204,7 +212,7 @@ def test_dev_prints_tasks_reloads_and_keeps_its_credentials(
 
     def start(n: int) -> str:
         body = {"type": "double", "params": {"n": n}}
-        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=60)
+        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=SECONDS)
         return answer.json()["id"]
 
     start(1)
@@ -218,7 +226,7 @@ def test_dev_prints_tasks_reloads_and_keeps_its_credentials(
     db.execute("select penstock.set_provider('some/model', '{}', null)")
     for type, params in (("ask", {}), ("call", {"n": 1})):
         body = {"type": type, "params": params}
-        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=60)
+        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=SECONDS)
         assert answer.status_code == 201, answer.text
     running.word(r"(… ask \d+  [\d.]+ s  waits for an answer)", eventually)
     running.word(r"(↻ call \d+  [\d.]+ s  some/model answered 429: runs again)", eventually)
@@ -316,7 +324,7 @@ def test_failure_of_api_or_worker_stops_both(
         assert "The worker failed. Stopping." in running.text
         assert "would lose acknowledged work" in running.text
     else:
-        assert httpx.get(f"{url}/healthz", timeout=30).status_code == 200
+        assert httpx.get(f"{url}/healthz", timeout=SECONDS).status_code == 200
         child = running.api_process
         os.kill(child if victim == "api" else running.process.pid, signal.SIGKILL)
         assert running.ended() == (1 if victim == "api" else -signal.SIGKILL)
@@ -331,6 +339,23 @@ def test_failure_of_api_or_worker_stops_both(
         return False
 
     eventually(is_gone, "the port is closed")
+
+
+async def test_failed_start_leaves_no_process(
+    db: testing.Database, tmp_path: Path, developer: Development, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python waits at its end for processes that still run, and the API runs until its parent ends."""
+
+    def fail(_: Supervisor) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(Supervisor, "_start_worker", fail)
+    found = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), home=tmp_path)
+    with server.bind("127.0.0.1", 0) as listening:
+        dev = Supervisor(found, listening, "some_app:app", developer, 1, "http://x", is_reloading=False)
+        with pytest.raises(OSError, match="no more processes"):
+            await dev.run()
+    assert multiprocessing.active_children() == []
 
 
 # Rejected requests

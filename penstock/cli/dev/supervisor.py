@@ -59,16 +59,17 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         with watch.keys(self._press) as has_keys:
-            self._start_api()
-            if self._path:
-                self._start_worker()
-            if has_keys:
-                output.note("  Keys      o opens the dashboard, r runs the last job again, q quits")
-            # Printed last: from here on a signal stops everything cleanly.
-            none = "none. To run one, name your app: penstock dev mysite.jobs:app"
-            reloads = " (restarts when a file changes)" if self._watcher else ""
-            output.note(f"  Worker    {self._path + reloads if self._path else none}")
+            # Whatever fails here: at its end, Python would wait forever for processes that still run.
             try:
+                self._start_api()
+                if self._path:
+                    self._start_worker()
+                if has_keys:
+                    output.note("  Keys      o opens the dashboard, r runs the last job again, q quits")
+                # Printed last: from here on a signal stops everything cleanly.
+                none = "none. To run one, name your app: penstock dev mysite.jobs:app"
+                reloads = " (restarts when a file changes)" if self._watcher else ""
+                output.note(f"  Worker    {self._path + reloads if self._path else none}")
                 code = await self._supervise()
             finally:
                 await self._stop_all()
