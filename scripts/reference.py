@@ -41,7 +41,10 @@ def settings() -> str:
             if not about:
                 continue  # the docstring of the class
             lines.append(f"| {name} | {_cell(about)} |")
-    lines += ["| `PENSTOCK_APP` | the app of `penstock jobs start` and other commands that take `--app`, as MODULE:APP |",
+    lines += ["| `PENSTOCK_WORKER_ID` | what the id of a worker begins with. Default: the host name. |",
+              "| `PENSTOCK_WORKER_CONCURRENCY` | the default of `--concurrency` of `penstock worker` and `penstock dev`: how many "
+              "tasks run at once in each process. Default: 10. |",
+              "| `PENSTOCK_APP` | the app of `penstock jobs start` and other commands that take `--app`, as MODULE:APP |",
               "| `NO_COLOR` | any value: no colors on the command line |", ""]  # fmt: skip
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from penstock import cli, testing
+from penstock.cli import run as cli_run
 from penstock.cli.commands import COMMANDS
 from penstock.errors import EXIT_INTERRUPTED, EXIT_PARTLY_DONE, TABLE
 from penstock.postgres import embedded
@@ -720,6 +721,36 @@ def test_worker_drains_its_kinds(
     assert "worker.started" in err
     rows = db.execute("select status, count(*) as n from penstock.task_list group by status order by status")
     assert [(row["status"], row["n"]) for row in rows] == [("queued", 1), ("succeeded", 5)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [("7", (), 7), ("7", ("--concurrency", 3), 3), ("", (), 10), (None, (), 10)],
+)
+def test_concurrency_of_a_worker_comes_from_option_or_environment(
+    penstock: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str | None,
+    arguments: tuple[object, ...],
+    expected: int,
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(cli_run, "_work", lambda *_, **how: found.append(how["concurrency"]) or 0)
+    monkeypatch.delenv("PENSTOCK_WORKER_CONCURRENCY", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("PENSTOCK_WORKER_CONCURRENCY", environment)
+    assert penstock("worker", "some_app:app", *arguments).code == 0
+    assert found == [expected]
+
+
+@pytest.mark.parametrize(("value", "reason"), [("0", "greater than or equal to 1"), ("many", "integer")])
+def test_bad_concurrency_in_the_environment_is_rejected_by_its_name(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, value: str, reason: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_WORKER_CONCURRENCY", value)
+    answer = penstock("worker", "some_app:app")
+    assert answer.code == 2
+    assert "PENSTOCK_WORKER_CONCURRENCY" in answer.err and reason in answer.err
 
 
 @pytest.mark.parametrize("path", ["no_such_module:app", "json:app", "json:loads", "json"])

@@ -28,7 +28,10 @@ AppArgument = Annotated[
     str,
     typer.Argument(metavar="MODULE:APP", show_default=False, help="App to run, for example mysite.jobs:app."),
 ]
-ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Tasks to run at once in each process.")]
+ConcurrencyOption = Annotated[
+    int,
+    typer.Option(min=1, envvar="PENSTOCK_WORKER_CONCURRENCY", help="Tasks to run at once in each process."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
