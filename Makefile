@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-system-packages: ## Install the PostgreSQL 15 server, pgbouncer and Chromium for the tests, where possible
+system-packages: ## Install the PostgreSQL 15 server, pgbouncer, Chromium and LibreOffice for the tests, where possible
 	@scripts/system-packages
 
 demo: setup ## Start the embedded database, the API and a worker, and make a small book: PDFs and MP3s

@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import io
 import random
+import shutil
+import subprocess
+import zipfile
 import zlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pypdfium2
@@ -60,6 +64,74 @@ def table() -> bytes:
 
 def pages(count: int) -> bytes:
     return pdf("\n#pagebreak()\n".join(f"Page {n} of the record. {ENGLISH}" for n in range(1, count + 1)))
+
+
+WORD_TEXT = " ".join(
+    [ENGLISH, GERMAN, FRENCH, *(" ".join(row) for row in TABLE), "A report in two columns", *LEFT, *RIGHT]
+)
+
+
+def word_document() -> bytes:
+    """A DOCX: three languages, a table, and two columns."""
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    edges = "".join(
+        f'<w:{edge} w:val="single" w:sz="4"/>'
+        for edge in ["top", "left", "bottom", "right", "insideH", "insideV"]
+    )
+
+    def paragraph(text: str, properties: str = "") -> str:
+        return f"<w:p>{properties}<w:r><w:t>{text}</w:t></w:r></w:p>"
+
+    def section(columns: int) -> str:
+        return (
+            '<w:sectPr><w:type w:val="continuous"/><w:pgSz w:w="11906" w:h="16838"/>'
+            '<w:pgMar w:top="1134" w:right="1134" w:bottom="1134" w:left="1134"/>'
+            f'<w:cols w:num="{columns}" w:space="567"/></w:sectPr>'
+        )
+
+    rows = "".join(
+        f"<w:tr>{''.join(f'<w:tc>{paragraph(cell)}</w:tc>' for cell in row)}</w:tr>" for row in TABLE
+    )
+    body = (
+        "".join(paragraph(text) for text in (ENGLISH, GERMAN, FRENCH))
+        + f'<w:tbl><w:tblPr><w:tblW w:w="5000" w:type="pct"/><w:tblBorders>{edges}</w:tblBorders></w:tblPr>{rows}</w:tbl>'
+        + paragraph("A report in two columns", f"<w:pPr>{section(1)}</w:pPr>")
+        + "".join(paragraph(text) for text in (*LEFT, *RIGHT))
+        + section(2)
+    )
+    types = "application/vnd.openxmlformats-"
+    relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as made:
+        made.writestr(
+            "[Content_Types].xml",
+            '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">'
+            f'<Default Extension="rels" ContentType="{types}package.relationships+xml"/>'
+            '<Override PartName="/word/document.xml" '
+            f'ContentType="{types}officedocument.wordprocessingml.document.main+xml"/></Types>',
+        )
+        made.writestr(
+            "_rels/.rels",
+            '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+            f'<Relationship Id="r1" Type="{relation}" Target="word/document.xml"/></Relationships>',
+        )
+        made.writestr(
+            "word/document.xml", f'<w:document xmlns:w="{namespace}"><w:body>{body}</w:body></w:document>'
+        )
+    return target.getvalue()
+
+
+def printed(document: bytes, folder: Path) -> bytes:
+    """A DOCX as a PDF of LibreOffice."""
+    source, program = folder / "letter.docx", shutil.which("soffice")
+    assert program, "LibreOffice is not installed"
+    source.write_bytes(document)
+    subprocess.run(
+        [program, f"-env:UserInstallation=file://{folder}/profile", "--headless", "--norestore",
+         "--convert-to", "pdf", "--outdir", folder, source],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    return source.with_suffix(".pdf").read_bytes()
 
 
 def picture(document: bytes, *, dpi: int = 200) -> Image.Image:

@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import resource
+import shutil
 import socket
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -194,6 +195,32 @@ def test_tables_are_read_row_by_row(file: Any) -> None:
     assert len(tables) == 1
     rows = [tuple(cell["text"] for cell in line["cells"]) for line in tables[0]["lines"]]
     assert rows == documents.TABLE
+
+
+@pytest.mark.skipif(
+    shutil.which("soffice") is None,
+    reason="LibreOffice is not installed: make system-packages",
+)
+@pytest.mark.slow
+def test_document_printed_by_libreoffice_is_read_whole(file: Any, tmp_path: Path) -> None:
+    """Three languages, a table by its rows, and two columns in order, from the text layer and by OCR."""
+    document = documents.printed(documents.word_document(), tmp_path)
+    path = file(document)
+    assert scanning.scan(path, PDF) == {"content_type": PDF, "pages": 1, "warnings": []}
+    _check_printed(read(path), "text", 0.99)
+    path = file(documents.png(documents.picture(document)))
+    _check_printed(read(path, "image/png"), "ocr", 0.97)
+
+
+def _check_printed(found: dict[str, Any], method: str, least: float) -> None:
+    [page] = found["pages"]
+    assert page["method"] == method
+    tables = [block for block in page["blocks"] if block["kind"] == "table"]
+    rows = [tuple(cell["text"] for cell in line["cells"]) for block in tables for line in block["lines"]]
+    assert rows == documents.TABLE
+    # Text in another order would have a low accuracy.
+    text = "".join(line["text"] for line in layout.lines_of(found).values())
+    assert documents.accuracy(text, documents.WORD_TEXT) > least, text
 
 
 def test_pages_of_a_range_keep_their_numbers(file: Any) -> None:

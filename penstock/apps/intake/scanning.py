@@ -31,7 +31,8 @@ _ACTIVE = {
     "javascript": re.compile(rb"/(?:JavaScript|JS)\b"),
     "launch": re.compile(rb"/Launch\b"),
     "embedded_file": re.compile(rb"/EmbeddedFiles?\b"),
-    "open_action": re.compile(rb"/(?:OpenAction|AA)\b"),
+    # An array is the place to show first, which LibreOffice writes into every PDF.
+    "open_action": re.compile(rb"/(?:OpenAction\b(?!\s*\[)|AA\b)"),
     "form_submission": re.compile(rb"/SubmitForm\b"),
 }
 _STREAM = re.compile(rb"stream\r?\n")
