@@ -237,6 +237,71 @@ def test_refused_change_can_be_sent_again_or_discarded(
     assert [row["text"] for row in db.execute("select text from notes.notes order by text")] == texts
 
 
+def test_deleted_note_can_be_restored_with_the_keyboard(
+    served: Served, chromium: Any, db: testing.Database, axe: str
+) -> None:
+    """Also offline, and with the focus on the button for as long as the user needs; other browsers see both changes."""
+    access = token(add_user(db, "ann"))
+    one, two = Browser(served, chromium, access), Browser(served, chromium, access)
+    for text in ("Otters", "Herons"):
+        one.add(text)
+        one.status("Synced")
+    is_focused = "name => document.activeElement.textContent === name"
+    one.page.locator("#notes li", has_text="Otters").get_by_role("button", name="Delete").focus()
+    # A sync in the background leaves the keyboard where it is.
+    one.page.evaluate("sync()")
+    assert one.page.evaluate(is_focused, "Delete")
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_function(is_focused, arg="Restore")
+    one.wait_until_pushed()
+    two.sync()
+    assert two.texts() == one.texts() == ["Herons"]
+    one.page.evaluate(axe)
+    assert one.page.evaluate(RUN_AXE) == []
+    one.page.keyboard.press("Enter")
+    one.page.wait_for_selector("#notes li:has-text('Otters')")
+    one.page.wait_for_function(is_focused, arg="Edit")
+    one.wait_until_pushed()
+    two.sync()
+    assert two.texts() == one.texts() == ["Herons", "Otters"]
+    one.context.set_offline(True)
+    one.status("Offline")
+    herons = one.page.locator("#notes li", has_text="Herons")
+    herons.get_by_role("button", name="Delete").click()
+    one.status("Offline: 1 change waiting")
+    one.page.click("#restore")
+    herons.wait_for()
+    one.context.set_offline(False)
+    one.sync()
+    rows = db.execute("select text, deleted from notes.notes order by text")
+    assert rows == [{"text": "Herons", "deleted": False}, {"text": "Otters", "deleted": False}]
+
+
+def test_restore_ends_after_a_moment_or_a_sign_out(
+    served: Served, chromium: Any, db: testing.Database
+) -> None:
+    browser = Browser(served, chromium, token(add_user(db, "ann")))
+    for text in ("Otters", "Herons"):
+        browser.add(text)
+        browser.status("Synced")
+    browser.page.clock.install()
+
+    def delete(text: str) -> None:
+        browser.page.locator("#notes li", has_text=text).get_by_role("button", name="Delete").click()
+        browser.page.wait_for_selector("#undo", state="visible")
+
+    delete("Otters")
+    browser.page.clock.fast_forward(11_000)
+    assert browser.page.is_visible("#undo"), "the button has the focus"
+    browser.page.focus("#text")
+    browser.page.clock.fast_forward(11_000)
+    assert not browser.page.is_visible("#undo")
+    delete("Herons")
+    browser.page.click("#sign-out")
+    browser.status("Signed out")
+    assert not browser.page.is_visible("#undo")
+
+
 def test_sync_of_one_user_does_not_end_as_another(
     served: Served, chromium: Any, db: testing.Database
 ) -> None:

@@ -65,6 +65,11 @@ const getMeta = (key) => transaction('readonly', (db) => done(db.meta.get(key)))
 // Edits
 
 async function save(values) {
+  await change(values)
+  await sync()
+}
+
+async function change(values) {
   await transaction('readwrite', async (db) => {
     const old = values.id && await done(db.notes.get(values.id))
     // Always later than the note that was edited, even if the clock is behind.
@@ -78,7 +83,6 @@ async function save(values) {
     await done(db.outbox.add({ id: note.id, payload }))
   })
   await show()
-  await sync()
 }
 
 // One change per note: later fields replace earlier ones.
@@ -302,11 +306,24 @@ async function show(state, problem = '') {
   else if (state) find('status').textContent = state
   find('problem').textContent = problem
   const shown = notes.filter((note) => token && !note.deleted).sort((a, b) => b.created_at - a.created_at)
-  if (!token) find('notes').classList.remove('editing')
+  if (!token) {
+    find('notes').classList.remove('editing')
+    endUndo()
+  }
   // While a note is edited the list stays as it is, so that nothing typed is lost.
-  if (!find('notes').classList.contains('editing')) find('notes').replaceChildren(...shown.map(drawNote))
+  if (!find('notes').classList.contains('editing')) redraw(shown)
   find('refused').hidden = !token || shelf.length === 0
   find('shelf').replaceChildren(...(token ? shelf : []).map(drawRefused))
+}
+
+// The keyboard stays on its button: a sync in the background draws the list, too.
+function redraw(shown) {
+  const focused = find('notes').contains(document.activeElement) ? document.activeElement : null
+  const id = focused?.closest('li').id
+  find('notes').replaceChildren(...shown.map(drawNote))
+  if (!focused) return
+  const buttons = [...find(id)?.querySelectorAll('button') ?? []]
+  buttons.find((made) => made.textContent === focused.textContent)?.focus({ preventScroll: true })
 }
 
 // Text is set as text: nothing of a note is read as HTML.
@@ -329,9 +346,48 @@ function button(label, onClick) {
 function drawNote(note) {
   const isSealed = note.text.startsWith('enc:v1:')
   const line = item(isSealed ? 'Encrypted: open it on a device that has the key.' : note.text)
+  line.id = `note-${note.id}`
   if (!isSealed) line.append(button('Edit', () => openEditor(line, note)))
-  line.append(button('Delete', () => save({ id: note.id, deleted: true })))
+  line.append(button('Delete', () => remove(note.id)))
   return line
+}
+
+// The last deleted note can be restored for a moment, and while the button has the focus.
+const UNDO_MS = 10_000
+let removed = null
+let undoTimer = null
+
+async function remove(id) {
+  await change({ id, deleted: true })
+  removed = id
+  find('undo').hidden = false
+  // The button that was pressed is gone, and with it the place of the keyboard.
+  find('restore').focus({ preventScroll: true })
+  scheduleUndoEnd()
+  await sync()
+}
+
+async function restore() {
+  const id = removed
+  endUndo()
+  // Another user may have signed in, or the server may have deleted the note permanently.
+  const note = await transaction('readonly', (db) => done(db.notes.get(id)))
+  if (!note?.deleted) return
+  await change({ id, deleted: false })
+  find(`note-${id}`)?.querySelector('button')?.focus()
+  await sync()
+}
+
+function scheduleUndoEnd() {
+  clearTimeout(undoTimer)
+  undoTimer = setTimeout(() => (find('restore') === document.activeElement ? scheduleUndoEnd() : endUndo()), UNDO_MS)
+}
+
+function endUndo() {
+  clearTimeout(undoTimer)
+  removed = null
+  if (find('restore') === document.activeElement) find('main').focus({ preventScroll: true })
+  find('undo').hidden = true
 }
 
 function drawRefused(refused) {
@@ -408,6 +464,7 @@ find('sign-in').addEventListener('submit', async (event) => {
   find('sign-in').reset()
   await signIn(token)
 })
+find('restore').addEventListener('click', restore)
 find('sync').addEventListener('click', () => {
   find('status').textContent = 'Syncing…'
   sync()
