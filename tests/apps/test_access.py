@@ -345,7 +345,8 @@ def outcome(site: Site, function: dict[str, Any], person: Person, whose: Person)
             )
     except psycopg.Error as error:
         found = f"{error.sqlstate} {error.diag.message_primary} {error.diag.message_detail}"
-    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", found.replace(whose.name, "NAME"))
+    found = re.sub(r'"server_ms": \d+', "MS", found.replace(whose.name, "NAME"))
+    return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", found)
 
 
 def everything(site: Site) -> dict[str, list[str]]:
@@ -378,7 +379,7 @@ def check_functions(site: Site) -> None:
 
 ALIKE: dict[str, set[str]] = {
     "intake": {"ai_jobs", "keeps_addresses", "shows_upgrades"},
-    "notes": {"find_image", "idea_pairs", "lens_notes", "my_entitlements"},
+    "notes": {"find_image", "idea_pairs", "lens_notes", "my_entitlements", "start_sync"},
     "slides": set(),
     "video_ideas": {"_uuid"},
 }

@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 
 from penstock import testing
 from penstock.apps.notes.app import SYNCED, app
+from penstock.apps.notes.canon import CANON
 from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
 from tests.sql.conftest import Call, Sessions
@@ -334,6 +335,41 @@ def test_key_blobs_have_three_types_a_fixed_label_and_an_active_flag(library: Li
     assert library.used("devices") == 0
 
 
+def test_sync_of_a_device_is_recorded_once_a_minute(own_library: Library, clock: testing.Clock) -> None:
+    """A device that polls writes its row at most once a minute; another user's device is never touched."""
+    library = own_library
+    clock.freeze()
+    other = join(library.db, "eve")
+    for each in (library, other):
+        each.call(KEY, "prf-v1", "Mac · Safari")
+    library.push("books", id="b1", title="Walden")
+    device = library.one("select id from notes.wrapped_key_blobs where user_id = %s", library.user)
+
+    def start(who: Library, id: uuid.UUID | None) -> Any:
+        [row] = who.call("select notes.start_sync(%s) as state, penstock.sync_state('notes') as expected", id)
+        assert row["state"] == row["expected"]
+        return library.one(
+            "select (xmin::text, synced_at)::text from notes.wrapped_key_blobs where id = %s", device
+        )
+
+    never = start(other, device)
+    assert never == start(library, uuid.uuid4()) == start(library, None) and never.endswith(",)")
+    first = start(library, device)
+    assert first.endswith(f",{library.ms()})")
+    clock.advance(seconds=59)
+    assert start(library, device) == first
+    clock.advance(seconds=1)
+    assert start(library, device).endswith(f",{library.ms()})") and start(library, device) != first
+    [shown] = library.call("select * from notes.device_list")
+    assert shown["last_sync_at"] is not None and shown["owner"].startswith("ada")
+    assert [row["last_sync_at"] for row in other.call("select * from notes.device_list")] == [None]
+    library.call("update notes.wrapped_key_blobs set is_active = false")
+    clock.advance(minutes=5)
+    assert start(library, device).endswith(f",{library.ms()})"), "an inactive key still shows its syncs"
+    for column in ("synced_at = 1", "user_id = auth.uid()"):
+        assert library.refused(f"update notes.wrapped_key_blobs set {column}")[0] == DENIED
+
+
 def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(own_library: Library) -> None:
     """A gate in observe mode lets the eleventh idea pass and records it; in enforce mode it is refused with 402."""
     library = own_library
@@ -606,6 +642,56 @@ def test_pages_read_what_their_views_have(library: Library) -> None:
         rows = library.call(f"select {columns} from notes.{page.source.removeprefix('notes.')}")
         assert "ponds" not in str(rows), page.name
     assert len(library.call("select * from notes.note_list")) == 2
+
+
+def test_ideas_are_counted_over_live_notes_and_books(library: Library) -> None:
+    """Each note and book once per idea; the kind is canon, custom or other; ideas without notes are custom ones."""
+    filled(library)
+    library.push("books", id="b2", title="Cape Cod")
+    library.push("notes", id="n3", book_id="b2", text="sand", tags=["Nature", "Nature", "Ponds"])
+    library.push("notes", id="n4", text="no book", tags=["Nature", "Old name"])
+    library.push("notes", id="n5", book_id="b2", text="gone", tags=["Nature"], deleted=True)
+    library.push("custom_ideas", id="i2", name="Ponds")
+    library.push("custom_ideas", id="i3", name="Unused")
+    library.push("custom_ideas", id="i4", name="Dropped", deleted=True)
+    other = join(library.db, "eve")
+    other.push("notes", id="n1", text="x", tags=list(CANON))
+
+    def ideas(who: Library) -> dict[str, tuple[str, int, int]]:
+        rows = who.call("select * from notes.idea_list")
+        assert len({row["id"] for row in rows}) == len(rows)
+        assert all(row["user_id"] == who.user for row in rows)
+        return {row["name"]: (row["kind"], row["notes"], row["books"]) for row in rows}
+
+    assert ideas(library) == {
+        "Nature": ("canon", 4, 2), "Solitude": ("canon", 1, 1), "Ponds": ("custom", 1, 1),
+        "Old name": ("other", 1, 0), "Unused": ("custom", 0, 0),
+    }  # fmt: skip
+    assert ideas(other) == dict.fromkeys(CANON, ("canon", 1, 0)), (
+        "the canon of the view is that of the devices"
+    )
+    assert ideas(join(library.db, "new")) == {}
+
+
+def test_idea_list_reads_only_the_notes_of_its_reader(library: Library) -> None:
+    """By an index of the owner, also under row-level security: no plan reads all libraries."""
+    library.db.execute(
+        """insert into notes.notes (user_id, id, text, tags, created_at, updated_at, change_seq)
+        select %s, 'p' || n, '', '["Nature"]', 1, 1, 0 from generate_series(1, 5000) n""",
+        [join(library.db, "eve").user],
+    )
+    filled(library)
+    library.db.execute("analyze notes.notes")
+    [plan] = library.call(
+        "explain (analyze, format json) select * from notes.idea_list order by notes desc limit 51"
+    )
+    nodes, waiting = list[dict[str, Any]](), [plan["QUERY PLAN"][0]["Plan"]]
+    while waiting:
+        node = waiting.pop()
+        nodes.append(node)
+        waiting += node.get("Plans", [])
+    notes = [node for node in nodes if node.get("Relation Name") == "notes"]
+    assert notes and all("Seq Scan" not in node["Node Type"] and node["Actual Rows"] == 2 for node in notes)
 
 
 def test_usage_events_are_append_only(library: Library) -> None:

@@ -261,6 +261,30 @@ class TestKeys:
         with pytest.raises(WrongKey):
             keys.unlock(wire, "correct horse")
 
+    def test_an_enrolled_device_reports_its_syncs(self, site: Site, stores: list[Store]) -> None:
+        """With the first request of a sync, and no other; an older server without the function still syncs."""
+        ann = site.join("ann")
+        wire = Recorder(site, ann)
+        fill(stores[0])
+        sync(stores[0], wire)
+        wire.device_id = keys.enrol(wire, Cipher.generate(), "correct horse", "Linux · Firefox")
+
+        def last_sync() -> Any:
+            [row] = wire.call("device_list?select=last_sync_at,owner", None)
+            assert row["owner"] == "ann"
+            return row["last_sync_at"]
+
+        class Older(Recorder):
+            def call(self, path: str, body: Any, *, method: str | None = None) -> Any:
+                return super().call(path.replace("start_sync", "start_sync_later"), body, method=method)
+
+        older = Older(site, ann)
+        older.device_id = wire.device_id
+        assert sync(stores[1], older).pulled == 9 and last_sync() is None
+        wire.sent.clear()
+        assert sync(stores[1], wire).pulled == 0 and last_sync() is not None
+        assert [line.rpartition("/")[2].partition(" ")[0] for line in wire.sent[:-1]] == ["start_sync"]
+
 
 class TestSync:
     """Cursors, times and interruptions, with the server's functions called in SQL."""

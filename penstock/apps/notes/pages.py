@@ -1,4 +1,6 @@
-"""The dashboard pages of the app: books, notes without their text, devices, profiles and managed calls."""
+"""The dashboard pages of the app: books, notes without their text, ideas, devices, profiles and
+managed calls.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,17 @@ def declare(app: App) -> None:
         filters=["book_id", "source", "is_encrypted", "deleted"],
     )  # fmt: skip
     app.page(
+        "ideas", "Ideas", source="idea_list", key="id", order="notes",
+        description="Kind: canon, custom (added by the user), or other (a tag that is neither).",
+        columns={"name": "Idea", "kind": "Kind", "notes": "Notes", "books": "Books", "owner": "Owner"},
+        filters=["name", "kind", "owner"],
+    )  # fmt: skip
+    app.page(
         "devices", "Devices", source="device_list", key="id", order="enrolled_at",
-        columns={"device_label": "Device", "type": "Key", "is_active": "Active", "enrolled_at": "Enrolled"},
-        filters=["type", "is_active"],
+        description="The last sync, to the minute. Empty: the device has not reported one.",
+        columns={"device_label": "Device", "type": "Key", "is_active": "Active", "enrolled_at": "Enrolled",
+                 "last_sync_at": "Last sync", "owner": "Owner"},
+        filters=["type", "is_active", "owner"],
     )  # fmt: skip
     app.page(
         "profiles", "Profiles", source="user_profiles", key="id",

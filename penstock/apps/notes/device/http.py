@@ -14,6 +14,7 @@ from penstock.apps.notes.device.sync import Outcome, PageTooLarge, ServerState, 
 
 SCHEMA = "notes"
 MISSING_TABLE = "PGRST205"
+MISSING_FUNCTION = "PGRST202"
 TOO_LARGE = 413
 MAX_BYTES = 10 << 20
 """The largest file that a device downloads; the server stores no larger image."""
@@ -49,20 +50,44 @@ class ServerError(Exception):
 class HttpServer:
     """A Penstock server, as one user."""
 
-    def __init__(self, url: str, key: str, token: Callable[[], str], *, timeout: float = 30) -> None:
-        """`key` is the project's public key; `token` returns the user's current access token."""
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        token: Callable[[], str],
+        *,
+        timeout: float = 30,
+        device_id: str | None = None,
+    ) -> None:
+        """`key` is the project's public key; `token` returns the user's current access token.
+
+        `device_id` is what `keys.enrol` returned on this device: the user's list of devices then shows when
+        this one last synced.
+        """
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise ValueError(f"the URL of the server must begin with http:// or https:// (got {url})")
         self._url = url.rstrip("/")
         self._key = key
         self._token = token
         self._timeout = timeout
+        self.device_id = device_id
 
     def state(self) -> ServerState:
-        """Call `sync_state`."""
-        found = self.call("rpc/sync_state", {"p_schema": SCHEMA})
+        """Call `start_sync` as an enrolled device, otherwise `sync_state`."""
+        found = self._start_sync() or self.call("rpc/sync_state", {"p_schema": SCHEMA})
         tables = {name: TableState(t["seq"], t["horizon"]) for name, t in found["tables"].items()}
         return ServerState(tables, found["server_ms"])
+
+    def _start_sync(self) -> Any:
+        """The state, if this device is enrolled and the server records syncs."""
+        if self.device_id is None:
+            return None
+        try:
+            return self.call("rpc/start_sync", {"p_device_id": self.device_id})
+        except ServerError as error:
+            if error.code != MISSING_FUNCTION:
+                raise
+            return None
 
     def push(self, changes: list[dict[str, Any]]) -> list[Outcome]:
         """Call `push_changes`."""

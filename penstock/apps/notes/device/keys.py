@@ -29,7 +29,10 @@ def device_label(program: str = "Penstock notes") -> str:
 
 
 def enrol(rest: Rest, cipher: Cipher, passphrase: str, label: str | None = None) -> str:
-    """Store the master key for this device, wrapped with a passphrase. Returns the id of the blob."""
+    """Store the master key for this device, wrapped with a passphrase.
+
+    Returns the id of the blob, which is the `device_id` of HttpServer.
+    """
     blob = {"type": "pin-v1", "blob": crypto.wrap(cipher, passphrase), "is_active": True}
     [row] = rest.call("wrapped_key_blobs", {**blob, "device_label": label or device_label()})
     return row["id"]

@@ -31,7 +31,7 @@ grant select, insert, update, delete on notes.books, notes.notes, notes.custom_i
 grant select on notes.images to service_role;
 
 grant select on notes.user_profiles, notes.ai_usage_daily, notes.orphans, notes.book_list, notes.note_list,
-  notes.device_list to authenticated, service_role;
+  notes.device_list, notes.idea_list to authenticated, service_role;
 grant update (display_name, profile_bio) on notes.user_profiles to authenticated;
 grant update (display_name, profile_bio, month_limit, allocation_override, allocation_override_expires_at,
   user_tier, role) on notes.user_profiles to service_role;
@@ -44,7 +44,7 @@ grant insert (name, body, model, max_tokens, comment, is_active), update (is_act
 grant execute on function notes._profile_facts(uuid, uuid) to authenticated, service_role;
 grant execute on function notes.rename_custom_idea(text, text), notes.lens_notes(text),
   notes.collection_notes(text), notes.idea_pairs(), notes.select_fresh_transfer_blob(uuid, bigint),
-  notes.my_entitlements(), notes.require_note(text), notes.find_image(text) to authenticated, service_role;
+  notes.my_entitlements(), notes.require_note(text), notes.find_image(text), notes.start_sync(uuid) to authenticated, service_role;
 grant execute on function notes.hard_delete_note(uuid, text), notes.begin_call(uuid, text, text),
   notes.end_call(uuid, uuid, text, text, jsonb, jsonb), notes.insert_ai_usage_event(uuid, text, text, jsonb),
   notes.upsert_ai_usage(uuid, text, date, bigint, bigint), notes.adjust_image_storage_bytes(uuid, bigint),

@@ -94,6 +94,32 @@ from notes.notes n;
 comment on view notes.note_list is 'Notes without their text.';
 
 create or replace view notes.device_list with (security_invoker = true) as
-select k.user_id, k.id, k.type, k.device_label, k.is_active, to_timestamp(k.created_at / 1000.0) as enrolled_at
-from notes.wrapped_key_blobs k;
-comment on view notes.device_list is 'Devices that hold the key of a library.';
+select k.user_id, k.id, k.type, k.device_label, k.is_active, to_timestamp(k.created_at / 1000.0) as enrolled_at,
+  to_timestamp(k.synced_at / 1000.0) as last_sync_at, coalesce(nullif(p.display_name, ''), p.email) as owner
+from notes.wrapped_key_blobs k join penstock.profiles p on p.user_id = k.user_id;
+comment on view notes.device_list is 'Devices that hold the key of a library, and when each last synced.';
+
+-- Lateral, so that only the notes of the profiles that are shown are read, by the index of their owner.
+create or replace view notes.idea_list with (security_invoker = true) as
+select p.user_id, encode(substr(sha256(convert_to(p.user_id || ':' || i.name, 'UTF8')), 1, 16), 'hex') as id,
+  i.name, case when i.is_custom then 'custom' when i.name = any ('{Art, Beauty, Being, Cause, Chance, Change, Citizen, Courage, Custom, Death, Desire, Duty, Education,
+    Emotion, Eternity, Experience, Family, Fate, Form, Freedom, God, Good, Government, Habit, Happiness,
+    History, Honor, Idea, Infinity, Judgment, Justice, Knowledge, Labor, Language, Law, Life, Logic,
+    Love, Memory, Mind, Nature, Necessity, Opinion, Pleasure, Poetry, Power, Progress, Prudence, Reason,
+    Religion, Revolution, Science, Sense, Sin, Slavery, Solitude, Soul, Space, State, Technology, Time,
+    Truth, Tyranny, Virtue, War, Wealth, Will, Wisdom, World}') then 'canon' else 'other' end as kind,
+  i.notes, i.books, coalesce(nullif(p.display_name, ''), p.email) as owner
+from penstock.profiles p cross join lateral (
+  select x.name, bool_or(x.is_custom) as is_custom, count(distinct x.note_id) as notes,
+    count(distinct x.book_id) as books
+  from (
+    select t.name, false as is_custom, n.id as note_id, b.id as book_id
+    from notes.notes n cross join lateral jsonb_array_elements_text(n.tags) as t(name)
+    left join notes.books b on b.user_id = n.user_id and b.id = n.book_id and not b.deleted
+    where n.user_id = p.user_id and not n.deleted
+    union all
+    select c.name, true, null, null from notes.custom_ideas c where c.user_id = p.user_id and not c.deleted
+  ) as x group by x.name) as i;
+comment on view notes.idea_list is
+  'Ideas of each library with their numbers of live notes and books: of the canon, custom (added by the user), '
+  'or other (a tag that is neither).';
