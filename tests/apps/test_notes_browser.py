@@ -73,6 +73,8 @@ class Browser:
 
     def sync(self) -> None:
         self.page.click("#sync")
+        # Not only the one that was running: it ends with the same words.
+        self.page.evaluate("() => running")
         self.status("Synced")
 
     def wait_until_pushed(self) -> None:
