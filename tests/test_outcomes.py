@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Context, Fail, LeaseLost, Reschedule, Retry, testing
+from penstock.upkeep import Upkeep
 
 both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
 
@@ -40,6 +41,35 @@ def test_a_failed_handler_runs_again_only_when_the_database_hands_its_task_out(
         assert len(leases) == len(set(leases)) == attempts
         clock.advance(hours=1)
     assert [row["lease"] for row in errors(db)] == leases
+
+
+def test_a_drain_runs_tasks_that_its_empty_claim_requeued(
+    app: App,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    db: testing.Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without upkeep for 5 seconds, as on a busy machine, a claim that finds nothing requeues what is due."""
+    attempts: list[int] = []
+
+    @app.task(backoff=60)
+    async def fail_once(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise RuntimeError("no")
+
+    async def wait_for_ever(upkeep: Upkeep, **_: Any) -> None:
+        await asyncio.Event().wait()
+
+    fail_once.start()
+    drain(app)
+    assert attempts == [1]
+    clock.advance(hours=1)
+    monkeypatch.setattr(Upkeep, "run", wait_for_ever)
+    db.execute("update penstock.upkeep_runs set done_at = now() - interval '1 minute'")
+    drain(app)
+    assert attempts == [1, 2]
 
 
 def test_fail_is_permanent_retry_waits_and_reschedule_costs_no_attempt(

@@ -46,6 +46,7 @@ class Fetch:
 
     async def run(self) -> None:
         buffer = self._buffer
+        quiet_rounds = 0
         while not buffer.is_closing:
             self._finish.hand_back(buffer.pop_unstarted(only_stale=True))
             free = min(buffer.free_slots(), MAX_CLAIM)
@@ -56,8 +57,12 @@ class Fetch:
             asked_at = time.monotonic()
             try:
                 claims = await self._claim(free)
-                if self._stop_when_idle and is_idle and not claims and await self._is_drained(upkept):
-                    return
+                if self._stop_when_idle:
+                    is_quiet = is_idle and not claims and await self._finds_upkeep_nothing(upkept)
+                    quiet_rounds = quiet_rounds + 1 if is_quiet else 0
+                    # An empty claim may do overdue upkeep: only the next one finds tasks that this requeued.
+                    if quiet_rounds == 2:
+                        return
             except Exception as error:
                 self._is_response_lost = True
                 log.warning("worker.fetch_failed", error=str(error))
@@ -91,7 +96,7 @@ class Fetch:
                 is_traced=tracing.tracer() is not None,
             )
 
-    async def _is_drained(self, upkept: int) -> bool:
+    async def _finds_upkeep_nothing(self, upkept: int) -> bool:
         """Whether upkeep finds nothing either: a task that ended during the claim may have added others."""
         await self._upkeep.once()
         return self._upkeep.count == upkept

@@ -104,6 +104,8 @@ async def test_each_chapter_is_written_typeset_and_read_aloud_then_all_are_bound
         seen = [(await started.aget()).progress]
         for kind in ("plan", "text", "pdf", "audio", "book"):
             await drain.arun(app, kinds=[kind], concurrency=2)
+            # A task that is retried later would keep the book from starting.
+            assert db.execute("select error_code, error_message from penstock.attempts") == []
             seen.append((await started.aget()).progress)
         book = await started.aresult(timeout="5s")
         job, found = await state(started.id)
