@@ -266,6 +266,87 @@ class TestPreferences:
             sql.start(routed(1, **wrong))
 
 
+class TestExtraUnits:
+    """Units that a task uses at some providers only: they count in its cost, its hold and its estimate there."""
+
+    EXTRA = {"a/*": {"seconds": 90}, "a/none": {"seconds": 0}, "c/dear": {"seconds": 1}}  # noqa: RUF012
+
+    def at(self, sql: Contract, job: Any) -> tuple[str, int]:
+        """The provider and the units of the job's task."""
+        query = (
+            "select route #>> '{chosen,provider}' as name, units ->> 'seconds' as seconds from penstock.tasks"
+        )
+        [row] = sql.execute(f"{query} where job_id = %s", job)
+        return row["name"], int(row["seconds"])
+
+    def test_the_chosen_provider_decides_what_a_task_reserves(self, sql: Contract) -> None:
+        job = sql.start(routed(1, extra_units=self.EXTRA), budget=19.99)
+        assert self.at(sql, job) == ("b/middle", 10)
+        assert sql.claim(1) == [], "b/middle costs 20, the others 100 and 55"
+        assert "budget: 19.99 left of 19.99, needs up to 20" in explain(sql, sql.tasks(job)[0]["id"])["text"]
+        provider(sql, "a/none", features=["video"])
+        price(sql, "seconds", 1, "a/none")
+        plain = sql.start(routed(1, extra_units=self.EXTRA))
+        assert self.at(sql, plain) == ("a/none", 10), "its name wins over a/*"
+
+    def test_a_task_that_moves_has_the_units_of_its_provider(self, sql: Contract) -> None:
+        for name in ("b/middle", "c/dear"):
+            provider(sql, name, concurrency=0)
+        job = sql.start(routed(1, extra_units=self.EXTRA), budget=200)
+        assert sql.claim_one()["provider"] == "a/cheap" and self.at(sql, job) == ("a/cheap", 100)
+        held = "select held from penstock.accounts where meter = 'cost' and job_id is not null"
+        assert sql.one(held) == 100
+
+    def test_moves_stay_within_the_budget(self, sql: Contract) -> None:
+        provider(sql, "b/middle", concurrency=0)
+        job = sql.start(routed(1, extra_units=self.EXTRA), budget=50)
+        assert sql.claim(1) == [] and self.at(sql, job) == ("b/middle", 10)
+        text = explain(sql, sql.tasks(job)[0]["id"])["text"]
+        assert "a/cheap costs 100, more than the budget has left" in text
+        assert "c/dear costs 55, more than the budget has left" in text
+
+    def test_a_task_moves_there_and_back(self, sql: Contract) -> None:
+        provider(sql, "b/middle", concurrency=0)
+        job = sql.start(routed(1, extra_units=self.EXTRA))
+        task = sql.claim_one()
+        assert task["provider"] == "c/dear" and self.at(sql, job) == ("c/dear", 11)
+        provider(sql, "b/middle", concurrency=1)
+        provider(sql, "c/dear", concurrency=0)
+        sql.reschedule(task)
+        assert sql.claim_one()["provider"] == "b/middle" and self.at(sql, job) == ("b/middle", 10)
+
+    def test_the_estimate_of_a_lost_answer_is_that_of_its_own_provider(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        provider(sql, "b/middle", concurrency=0)
+        job = sql.start([{**task, "max_attempts": 9} for task in routed(1, extra_units=self.EXTRA)])
+        for _ in range(2):
+            task = sql.claim_one()
+            assert task["provider"] == "c/dear"
+            sql.fail(task, error_code="answer_lost")
+            clock.advance(minutes=5)
+        assert self.at(sql, job) == ("b/middle", 10)
+        assert cost(sql, job) == 2 * 55
+        assert sql.rows("check_accounts") == []
+
+    def test_all_tokens_contain_the_extra_ones(self, sql: Contract) -> None:
+        task = {"kind": "work", "units": {"tokens": 30, "output_tokens": 10}}
+        extra = {"a/cheap": {"output_tokens": 5}}
+        sql.start([{**task, "route": {"providers": ["a/cheap"], "extra_units": extra}}])
+        assert sql.one("select units from penstock.tasks") == {"tokens": 35, "output_tokens": 15}
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            [], None, {"a/cheap": 1}, {"a/cheap": []}, {"a/cheap": {"seconds": "1"}}, {"a/cheap": {"seconds": []}},
+            {"a/cheap": {"seconds": -1}}, {"a/cheap": {"seconds": 1e13}}, {"a/cheap": {"tokens": 1}},
+        ],
+    )  # fmt: skip
+    def test_malformed_extra_units_are_rejected(self, sql: Contract, wrong: Any) -> None:
+        with sql.refused(422, "invalid_route"):
+            sql.start(routed(1, extra_units=wrong))
+
+
 def test_workers_wake_when_another_provider_opens(sql: Contract) -> None:
     provider(sql, "a/cheap", concurrency=0)
     for name in ("b/middle", "c/dear"):

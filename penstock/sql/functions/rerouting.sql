@@ -116,7 +116,7 @@ create or replace function penstock._next_provider(
 returns table (lane_id integer, endpoint_id integer, choice penstock.provider_choice, cost numeric)
 language sql stable set search_path = penstock, pg_temp as $$
   select l.id, r.endpoint_id, r.choice, r.cost
-  from _ranked_providers(p_route - 'chosen', p_tenant_id, p_units,
+  from _ranked_providers(p_route, p_tenant_id, p_units,
     case when p_rooms is not null then array(
       select u.key::integer from jsonb_each_text(p_rooms) as u where u.value::bigint > 0) end) as r
   join lanes l on l.kind = p_kind and l.endpoint_id = r.endpoint_id and l.is_gated
@@ -132,12 +132,13 @@ create or replace function penstock._note_move(
   p_job_id uuid, p_task_id bigint, p_lane_id integer, p_choice penstock.provider_choice, p_provider text,
   p_state text)
 returns void language sql set search_path = penstock, pg_temp as $$
-  update tasks set lane_id = p_lane_id, route = route || jsonb_build_object('chosen',
-    _choice_document(p_choice) || jsonb_build_object('instead_of', p_provider, 'because', p_state))
+  update tasks set lane_id = p_lane_id, units = _units_at(units, route, p_choice.provider),
+    route = route || jsonb_build_object('chosen', _choice_document(p_choice)
+      || jsonb_build_object('instead_of', p_provider, 'because', p_state))
   where job_id = p_job_id and id = p_task_id
 $$;
 comment on function penstock._note_move(uuid, bigint, integer, penstock.provider_choice, text, text) is
-  'Notes the new lane of a task, its provider and why it left the earlier one.';
+  'Notes the new lane of a task, its provider, its units there and why it left the earlier one.';
 
 create or replace function penstock._reroute_failed(p_failed penstock.leases[], p_errors jsonb[])
 returns penstock.leases[] language plpgsql set search_path = penstock, pg_temp
@@ -238,7 +239,7 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
         coalesce((p_task.route ->> 'wait_seconds')::double precision, 0))
         then 'is open: its route still waits'
       else 'is open' end), ', ' order by o.provider), ''), 'none')
-  from _route_options(p_task.route - 'chosen', p_task.tenant_id, p_task.units, null) as o
+  from _route_options(p_task.route, p_task.tenant_id, p_task.units, null) as o
   join endpoints e on e.id = o.endpoint_id join endpoint_states s on s.endpoint_id = e.id
   cross join (
     select (_free_budget('{}', p_task.tenant_id, p_task.job_id) ->> p_task.job_id::text)::numeric

@@ -27,6 +27,29 @@ comment on function penstock._is_failing(integer, uuid, timestamptz) is
   'Whether the last five attempts of a tenant''s routed tasks at an endpoint failed, the last one within a '
   'minute. After that the endpoint is tried again.';
 
+create or replace function penstock._extra_units(p_units jsonb, p_route jsonb, p_provider text)
+returns jsonb language sql immutable set search_path = penstock, pg_temp as $$
+  -- Units that name all tokens contain those of the answer.
+  select case when p_units ? 'tokens' then _whole_units(x.extra, false) else x.extra end
+  from (select coalesce(p_route -> 'extra_units' -> p_provider,
+    p_route -> 'extra_units' -> (split_part(p_provider, '/', 1) || '/*'), '{}') as extra) as x
+$$;
+comment on function penstock._extra_units(jsonb, jsonb, text) is
+  'What a task with these units may use beyond them at a provider: extra_units of its route, by the name of '
+  'the provider or else by the part before the slash.';
+
+create or replace function penstock._units_at(p_units jsonb, p_route jsonb, p_provider text)
+returns jsonb language sql immutable set search_path = penstock, pg_temp as $$
+  select case when p_route ? 'extra_units' then p_units || (
+    select coalesce(jsonb_object_agg(m.meter, (p_units ->> m.meter)::numeric
+      + coalesce((x.added ->> m.meter)::numeric, 0) - coalesce((x.dropped ->> m.meter)::numeric, 0)), '{}')
+    from (select _extra_units(p_units, p_route, p_provider) as added,
+      _extra_units(p_units, p_route, p_route #>> '{chosen,provider}') as dropped) as x
+    cross join lateral jsonb_object_keys(x.added || x.dropped) as m(meter)) else p_units end
+$$;
+comment on function penstock._units_at(jsonb, jsonb, text) is
+  'The units of a task at another provider: without the extra units of the chosen one, with its own.';
+
 create or replace function penstock._route_options(
   p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[])
 returns table (endpoint_id integer, provider text, is_open boolean, is_failing boolean, cost numeric,
@@ -47,12 +70,13 @@ language sql stable set search_path = penstock, pg_temp as $$
       e.status = 'active' and s.closed_until <= _now() + interval '30 seconds' as is_up,
       coalesce((p_route -> 'failed' ->> e.name)::integer >= 2, false)
         or _is_failing(e.id, p_tenant_id, _now()) as is_failing,
-      _estimated_cost(e.name, p_tenant_id, p_units) as cost
+      _estimated_cost(e.name, p_tenant_id, u.units) as cost
     from endpoints e join endpoint_states s on s.endpoint_id = e.id
+    cross join lateral (select _units_at(p_units, p_route, e.name) as units) as u
     where (e.tenant_id = p_tenant_id or e.tenant_id is null and not exists (
         select from endpoints o where o.name = e.name and o.tenant_id = p_tenant_id))
       and (p_endpoint_ids is null or e.id = any (p_endpoint_ids))
-      and _has_features(e.features, p_route, p_units)
+      and _has_features(e.features, p_route, u.units)
       and (not p_route ? 'providers' or p_route -> 'providers' ? e.name)
       and e.status <> 'disabled') as x
   where not p_route ? 'max_cost' or x.cost <= (p_route ->> 'max_cost')::numeric
@@ -90,15 +114,28 @@ create or replace function penstock._check_routes(p_specs penstock.task_spec[])
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_index integer;
+  v_provider text;
+  v_meter text;
 begin
   select s.n - 1 into v_index from (select u.route, row_number() over () as n from unnest(p_specs) as u) as s
   where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
   if found then
     perform _refuse(422, 'invalid_route',
       format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
-        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds"}, with features or providers',
-        v_index),
+        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds", "extra_units": {…}}, with '
+        'features or providers', v_index),
       jsonb_build_object('field', format('tasks[%s].route', v_index)));
+  end if;
+  select s.n - 1, e.provider, m.meter into v_index, v_provider, v_meter
+  from (select u.route, u.units, row_number() over () as n from unnest(p_specs) as u) as s
+  cross join lateral jsonb_each(s.route -> 'extra_units') as e(provider, units)
+  cross join lateral jsonb_object_keys(e.units) as m(meter)
+  where s.route is not null and not coalesce(s.units ? m.meter, false) limit 1;
+  if found then
+    perform _refuse(422, 'invalid_route',
+      format('the extra_units of %L name %L, which is not among the units of task %s',
+        left(v_provider, 100), left(v_meter, 100), v_index),
+      jsonb_build_object('field', format('tasks[%s].route.extra_units', v_index)));
   end if;
 end
 $$;
@@ -172,18 +209,20 @@ returns penstock.task_spec[] language sql immutable set search_path = penstock, 
   select array(
     select case when (s.choice).provider is null then s.spec else
       jsonb_populate_record(s.spec, jsonb_build_object('provider', (s.choice).provider,
+        'units', _units_at((s.spec).units, (s.spec).route, (s.choice).provider),
         'route', (s.spec).route || jsonb_build_object('chosen', _choice_document(s.choice)))) end
     from (
       select unnest(p_specs) as spec, unnest(p_choices) as choice, generate_subscripts(p_specs, 1) as n) as s
     order by s.n)
 $$;
 comment on function penstock._with_choices(penstock.task_spec[], penstock.provider_choice[]) is
-  'Sets the provider of each task that has a choice at its place of the list.';
+  'Sets the provider of each task that has a choice at its place of the list, and its units there.';
 
 create or replace function penstock._is_route(p_route jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   select case jsonb_typeof(p_route) when 'object' then
-    p_route - array['features', 'providers', 'prefer', 'needs', 'max_cost', 'wait_seconds'] = '{}'
+    p_route - array['features', 'providers', 'prefer', 'needs', 'max_cost', 'wait_seconds', 'extra_units']
+      = '{}'
     and coalesce(p_route ->> 'prefer', 'cheapest') in ('cheapest', 'fastest', 'listed')
     and jsonb_typeof(coalesce(p_route -> 'features', '[]')) = 'array'
     and jsonb_typeof(coalesce(p_route -> 'providers', '[]')) = 'array'
@@ -195,6 +234,10 @@ returns boolean language sql immutable set search_path = penstock, pg_temp as $$
       then coalesce((p_route ->> 'max_cost')::numeric, 0) between 0 and 1e12 else false end
     and case jsonb_typeof(coalesce(p_route -> 'wait_seconds', '0')) when 'number'
       then coalesce((p_route ->> 'wait_seconds')::numeric, 0) between 0 and 86400 else false end
+    and jsonb_typeof(coalesce(p_route -> 'extra_units', '{}')) = 'object'
+    and not coalesce(p_route -> 'extra_units', '{}') @? 'strict $.* ? (@.type() != "object")'
+    and not coalesce(p_route -> 'extra_units', '{}')
+      @? 'strict $.*.* ? (@.type() != "number" || @ < 0 || @ > 1000000000000)'
   else false end
 $$;
 comment on function penstock._is_route(jsonb) is 'Whether a document is a valid route.';

@@ -191,8 +191,10 @@ begin
     order by l.lease)
   into v_leases, v_units
   from unnest(p_leases) as l join lanes n on n.id = l.lane_id
+  -- A task that failed may have moved on already: the attempt is charged what it may use at its own provider.
   cross join lateral (
-    select x.units from tasks x where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
+    select _units_at(x.units, x.route, n.provider) as units from tasks x
+    where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
   -- What an operation costs is charged when it ends. One whose first answer was lost is submitted again, and
   -- the provider may bill both.
   where n.provider is not null and not exists (
