@@ -8,7 +8,8 @@ maps errors to codes. Keys are stored encrypted per provider and tenant, and sen
 
 from __future__ import annotations
 
-from penstock.providers.calling import ask, connect, connect_with_environment, room_to_think, tokens
+from penstock.providers.calling import ask, connect, connect_with_environment
+from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import Connection
 from penstock.providers.interface import (
     Adapter,
@@ -25,6 +26,7 @@ from penstock.providers.interface import (
 )
 from penstock.providers.operating import operate, receive_webhooks
 from penstock.providers.registry import adapter, adapters
+from penstock.providers.reserving import most_units, reasoning_units, tokens
 
 __all__ = [
     "Adapter",
@@ -44,7 +46,9 @@ __all__ = [
     "ask",
     "connect",
     "connect_with_environment",
+    "most_units",
     "operate",
+    "reasoning_units",
     "receive_webhooks",
     "room_to_think",
     "tokens",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.extras import required
 from penstock.providers import failures
-from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import NO_KEY, Connection
 from penstock.providers.interface import Adapter, Answer, Image, Medium, Request, TextRequest
 from penstock.providers.openai_text import judged, text_request, text_units
+from penstock.providers.reserving import output_tokens
 
 if TYPE_CHECKING:
     import anthropic
@@ -47,7 +47,7 @@ class AnthropicText(Adapter):
 
     async def submit(self, connection: Connection, model: str, request: Request) -> Answer:
         wanted = text_request(request)
-        most = wanted.max_tokens + room_to_think(f"{connection.provider}/{model}")
+        most = output_tokens(wanted, f"{connection.provider}/{model}")
         async with client(connection) as api:
             with failures.mapped(connection.provider):
                 create: Any = api.messages.with_raw_response.create

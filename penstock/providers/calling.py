@@ -6,16 +6,12 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.providers import keys
-from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import SECONDS, Connection, checked_url, host_of
 from penstock.providers.hosts import LOCAL, OWN
 from penstock.providers.interface import Answer, Request, Submitted
-from penstock.providers.openai_text import tokens
 from penstock.providers.registry import adapter
 from penstock.sdk.context import Context, Fail, Retry
 from penstock.settings import is_loopback
-
-__all__ = ["ask", "connect", "connect_with_environment", "room_to_think", "tokens"]
 
 _LONGEST = 200_000  # characters
 _PAID_TWICE_AT_MOST = ("answer_truncated", "empty_text")

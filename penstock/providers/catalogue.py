@@ -20,6 +20,8 @@ from penstock.providers.interface import Medium
 
 ROOM_TO_THINK = 25_000
 """Reasoning tokens of a model of OpenAI or Anthropic that is not in the catalogue. A limit, not a cost."""
+THINKERS = ("openai", "anthropic")
+"""Providers whose models reason unless the catalogue says otherwise."""
 
 
 class Model(BaseModel):
@@ -75,7 +77,7 @@ def room_to_think(provider: str) -> int:
     known = shipped().models.get(provider)
     if known is not None:
         return known.reasoning_tokens
-    return ROOM_TO_THINK if provider.partition("/")[0] in ("openai", "anthropic") else 0
+    return ROOM_TO_THINK if provider.partition("/")[0] in THINKERS else 0
 
 
 def price(provider: str, units: Mapping[str, float]) -> Decimal | None:

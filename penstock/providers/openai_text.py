@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.extras import required
 from penstock.providers import failures, keys
-from penstock.providers.catalogue import room_to_think
 from penstock.providers.connection import NO_KEY, Connection
 from penstock.providers.interface import Adapter, Answer, Medium, Request, TextRequest, VisionRequest
+from penstock.providers.reserving import input_tokens, output_tokens
 
 if TYPE_CHECKING:
     import openai
@@ -49,7 +49,7 @@ class OpenAIText(Adapter):
 
     async def submit(self, connection: Connection, model: str, request: Request) -> Answer:
         wanted = text_request(request)
-        most = wanted.max_tokens + room_to_think(f"{connection.provider}/{model}")
+        most = output_tokens(wanted, f"{connection.provider}/{model}")
         async with client(connection) as api:
             with failures.mapped(connection.provider):
                 create: Any = api.responses.with_raw_response.create
@@ -95,7 +95,7 @@ class CompatibleText(Adapter):
 
     async def submit(self, connection: Connection, model: str, request: Request) -> Answer:
         wanted = text_request(request)
-        most = wanted.max_tokens + room_to_think(f"{connection.provider}/{model}")
+        most = output_tokens(wanted, f"{connection.provider}/{model}")
         # OpenAI's newer models require the new name; other servers know only the old one.
         limit = "max_completion_tokens" if connection.host == "api.openai.com" else "max_tokens"
         async with client(connection) as api:
@@ -161,11 +161,6 @@ def judged(
     return answer
 
 
-def tokens(text: str) -> int:
-    """An upper estimate of a text's tokens."""
-    return len(text.encode()) // 2
-
-
 def data_url(image: Any) -> str:
     """A picture as a URL."""
     return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
@@ -186,9 +181,8 @@ def _contents(response: Any) -> tuple[list[str], str | None]:
 
 def text_units(used: Any, made: Any, wanted: TextRequest, most: int) -> dict[str, float]:
     """The tokens that the response names. Without a valid number, the upper estimate."""
-    prompt = wanted.instructions + wanted.prompt + "".join(text for _, text in wanted.turns)
     return {
-        "input_tokens": used if _is_count(used) else tokens(prompt),
+        "input_tokens": used if _is_count(used) else input_tokens(wanted),
         "output_tokens": made if _is_count(made) else most,
     }
 

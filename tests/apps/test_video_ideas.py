@@ -222,6 +222,47 @@ async def test_another_takes_over_when_the_cheapest_is_closed(
     assert row == {"status": "queued", "ai_provider": "studio/print", "retry_count": 0}
 
 
+async def test_budget_holds_with_a_model_that_reasons(
+    db: testing.Database, drain: testing.Drain, files: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R0.6/budget: a script reserves what the model may think, so the job pauses before the call, and not after."""
+    sheet = write_sheet(tmp_path, "Otters,,,,2")
+    kinds = ["video_ideas.load", "script"]
+    async with app, simulator.serve(reasoning_tokens=20_000) as model, app.connections() as pool:
+        monkeypatch.setenv("VIDEO_IDEAS_URLS", f"openai={model.openai_url} house={model.openai_url}")
+        for name in ("simulator/gpt-brook", "simulator/gpt-river"):
+            await providers.set(pool, name=name, status="disabled")
+        for name in ("house/gpt-9", "openai/gpt-9"):
+            await providers.set(pool, name=name, features=["script"], hosts=["127.0.0.1"])
+            await costs.set_price(
+                pool, provider=name, meter="output_tokens", amount=Decimal(10), per=10**6, currency="USD"
+            )
+
+        async def forecast() -> Decimal:
+            with sources.open(sheet) as source:
+                return (await video_ideas.aforecast(source)).cost.high
+
+        await providers.set(pool, name="openai/gpt-9", status="disabled")
+        plain = await forecast()
+        await providers.set(pool, name="openai/gpt-9", status="active")
+        assert await forecast() == plain, "a model that does not reason is cheaper"
+        await providers.set(pool, name="house/gpt-9", status="disabled")
+        with sources.open(sheet) as source:
+            job = await video_ideas.options(budget=plain + Decimal("0.001")).astart(source)
+        await drain.arun(app, concurrency=1, kinds=kinds)
+        spent = (await costs.of_job(pool, job_id=job.id)).cost
+        assert spent <= plain + Decimal("0.001") and model.requests == 0
+        [waiting] = db.execute("select status, error_message from video_ideas.bulk_jobs")
+        assert waiting["status"] == "paused" and "budget" in waiting["error_message"]
+
+        await costs.set_budget(pool, job_id=job.id, amount=plain + Decimal("0.25"))
+        await drain.arun(app, concurrency=1, kinds=kinds)
+        spent = (await costs.of_job(pool, job_id=job.id)).cost
+        assert Decimal("0.2") < spent <= plain + Decimal("0.25") and model.requests == 1
+        assert await forecast() == plain + Decimal("0.25")
+    assert db.execute("select * from penstock.check_accounts()") == []
+
+
 # Who sees it
 
 

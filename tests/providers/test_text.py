@@ -17,8 +17,11 @@ from penstock.providers import (
     VisionRequest,
     adapter,
     ask,
+    most_units,
+    reasoning_units,
     room_to_think,
 )
+from penstock.providers.catalogue import shipped
 from penstock.providers.connection import Key, host_of
 from penstock.providers.hosts import OWN
 from penstock.providers.openai_text import CompatibleText
@@ -86,6 +89,20 @@ async def test_request_has_language_and_room_to_think(wire: Wire, how: str) -> N
     assert most == 50 + room_to_think(f"{provider}/{MODELS[how]}")
     assert room_to_think("openai/gpt-5.4-mini") > 10_000 == 10_000 + room_to_think("openai/gpt-4o-mini")
     assert room_to_think("openai/gpt-9") > 10_000 and room_to_think("house/qwen") == 0
+
+
+def test_a_route_reserves_the_room_that_adapters_allow() -> None:
+    """A reservation without a provider, and what a route adds for one, make up the reservation with it."""
+    request = TextRequest("Why?", 50, system="Be brief.", language="pt-BR")
+    plain, extra = most_units(request), reasoning_units()
+    texts = [name for name, model in shipped().models.items() if "text" in model.media]
+    for name in [*texts, "openai/gpt-9", "anthropic/claude-9", "house/qwen", "simulator/gpt-brook"]:
+        added = extra.get(name) or extra.get(f"{name.partition('/')[0]}/*") or {"output_tokens": 0}
+        assert added == {"output_tokens": room_to_think(name)}, name
+        assert most_units(request, name) == {
+            **plain,
+            "output_tokens": 50 + added["output_tokens"],
+        }
 
 
 @pytest.mark.parametrize("how", PATHS)

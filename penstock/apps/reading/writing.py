@@ -10,10 +10,7 @@ _SYSTEM_PROMPT = "You write small books for curious readers, in plain, exact and
 
 def units(prompt: str, words: int, language: str, provider: str) -> dict[str, int]:
     """The most units that a text of this length can use, for the reservation."""
-    return {
-        "input_tokens": providers.tokens(_SYSTEM_PROMPT + prompt),
-        "output_tokens": _most_tokens(words, language) + providers.room_to_think(provider),
-    }
+    return providers.most_units(_request(prompt, words, language), provider)
 
 
 def question(book: str, number: int, chapters: list[str], words: int) -> str:
@@ -29,10 +26,14 @@ def question(book: str, number: int, chapters: list[str], words: int) -> str:
 
 async def write(ctx: Context, prompt: str, words: int, language: str, settings: Settings) -> providers.Answer:
     """Call the task's provider."""
-    wanted = providers.TextRequest(
+    wanted = _request(prompt, words, language)
+    return await providers.ask(ctx, wanted, provider=ctx.provider or settings.model, url=settings.url)
+
+
+def _request(prompt: str, words: int, language: str) -> providers.TextRequest:
+    return providers.TextRequest(
         prompt, _most_tokens(words, language), system=_SYSTEM_PROMPT, language=language
     )
-    return await providers.ask(ctx, wanted, provider=ctx.provider or settings.model, url=settings.url)
 
 
 def _most_tokens(words: int, language: str) -> int:

@@ -86,10 +86,7 @@ async def write(ctx: Context, idea: Idea) -> Script:
     """Write the script with a language model."""
     ctx.progress(0, message=f"writing {idea.title}")
     provider = ctx.provider or "simulator/gpt-brook"
-    prompt = scripts.question(idea.title, idea.idea, idea.seconds)
-    wanted = providers.TextRequest(
-        prompt, scripts.most_tokens(idea.seconds), system=scripts.SYSTEM_PROMPT, language=idea.language
-    )
+    wanted = scripts.request(idea.title, idea.idea, idea.seconds, idea.language)
     answer = await providers.ask(ctx, wanted, provider=provider, url=url_of(provider))
     return Script(scenes=scripts.scenes(answer.text, scripts.count(idea.seconds)), model=provider)
 
@@ -163,8 +160,8 @@ def _video(saved: dict[str, Any], provider: str, seconds: float, frames: int, si
 def video_ideas(row: Idea, prefer: Prefer = "cheapest") -> Any:
     """Make a film for each row."""
     writer = write.options(
-        route={"features": ["script"], "prefer": prefer},
-        units=scripts.units(scripts.question(row.title, row.idea, row.seconds), row.seconds),
+        route={"features": ["script"], "prefer": prefer, "extra_units": providers.reasoning_units()},
+        units=providers.most_units(scripts.request(row.title, row.idea, row.seconds, row.language)),
     )
     studio = render.options(
         route={"features": ["video", row.quality, row.format], "prefer": prefer},

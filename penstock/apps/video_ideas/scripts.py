@@ -24,14 +24,12 @@ def words(seconds: int) -> int:
     return 40 + 35 * count(seconds)
 
 
-def units(prompt: str, seconds: int) -> dict[str, int]:
-    """The most units that a script can use, for the reservation."""
-    return {"input_tokens": providers.tokens(SYSTEM_PROMPT + prompt), "output_tokens": most_tokens(seconds)}
-
-
-def most_tokens(seconds: int) -> int:
-    """A limit of the answer's tokens, for the languages with the longest words."""
-    return words(seconds) * 4 + 200
+def request(title: str, idea: str, seconds: int, language: str | None) -> providers.TextRequest:
+    """The request for a script. Its limit of tokens is for the languages with the longest words."""
+    most = words(seconds) * 4 + 200
+    return providers.TextRequest(
+        question(title, idea, seconds), most, system=SYSTEM_PROMPT, language=language
+    )
 
 
 def question(title: str, idea: str, seconds: int) -> str:
