@@ -2991,7 +2991,7 @@ function penstock._charge_unreported(penstock.leases[])
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c59384facb69a6b9d48be9eac2ed209d
+  body: sha256 2936b1c1a1228113c5de6922f4743027
   comment: Records the estimated costs of attempts that were lost, timed out or got no answer, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
@@ -3183,7 +3183,7 @@ function penstock._check_routes(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f94cb76a5a6d264c0f056215fd055584
+  body: sha256 8f4e27385aa3c9cfeb4e2465f1de4daf
   comment: Rejects a malformed route of a task.
 
 function penstock._check_rows(jsonb)
@@ -3747,7 +3747,7 @@ function penstock._explain_route(penstock.tasks)
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dc73fbca709681e1d0815ba7b452c91a
+  body: sha256 0c88b3ab53bbe693586c63ce8e957c1f
   comment: Why no other provider takes a waiting task that has a route.
 
 function penstock._explain_wait(uuid)
@@ -3757,6 +3757,14 @@ function penstock._explain_wait(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 393371067e74651812a52bb8952ea803
   comment: What a waiting task waits for.
+
+function penstock._extra_units(jsonb, jsonb, text)
+  arguments: p_units jsonb, p_route jsonb, p_provider text
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 182b9084a9c2395ce815989bad284de2
+  comment: What a task with these units may use beyond them at a provider: extra_units of its route, by the name of the provider or else by the part before the slash.
 
 function penstock._fields_used(penstock.task_spec[], timestamp with time zone)
   arguments: p_specs penstock.task_spec[], p_now timestamp with time zone, OUT idempotency_keys boolean, OUT keys boolean, OUT parents boolean, OUT routes boolean, OUT limits boolean, OUT times boolean, OUT confirmations boolean
@@ -4054,7 +4062,7 @@ function penstock._is_route(jsonb)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fb8a3fe9b06aaf9d90b69e862e233dfa
+  body: sha256 c23e7dae47a1bbe95c2b8e2dbdf119c7
   comment: Whether a document is a valid route.
 
 function penstock._is_running(uuid, bigint, bigint)
@@ -4521,7 +4529,7 @@ function penstock._next_provider(jsonb, uuid, jsonb, text, text, jsonb, numeric)
   returns: TABLE(lane_id integer, endpoint_id integer, choice penstock.provider_choice, cost numeric)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ac4c3cfefe8a91e59a1bc87841be0e96
+  body: sha256 75052cf728d5cda2fcfaa129e0216e4d
   comment: The provider other than p_provider that a route prefers now, with its lane. p_rooms: only endpoints with room (null: all); p_budget: at most this cost.
 
 function penstock._next_provider_opening(text[], timestamp with time zone)
@@ -4547,6 +4555,14 @@ function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, tim
   body: sha256 2c4c7c9a4d4f83325dd825cafb8bece3
   comment: Records the usage of attempts and returns the bookings for their tenants' accounts.
 
+function penstock._note_external_id(uuid, text)
+  arguments: p_operation_id uuid, p_external_id text
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 97e3e35d4acf5545e5378780e0793d0d
+  comment: Notes the provider's id of an operation that was found by its tag, because the worker died before it noted the id.
+
 function penstock._note_failure(uuid, integer)
   arguments: p_tenant_id uuid, p_endpoint_id integer
   returns: void
@@ -4560,8 +4576,8 @@ function penstock._note_move(uuid, bigint, integer, penstock.provider_choice, te
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8c2ce9b3a58c726ce6323187d3f2c1f3
-  comment: Notes the new lane of a task, its provider and why it left the earlier one.
+  body: sha256 c5240b22f5dbc75a46b12ca85842599f
+  comment: Notes the new lane of a task, its provider, its units there and why it left the earlier one.
 
 function penstock._note_prompt(uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_details jsonb
@@ -5479,7 +5495,7 @@ function penstock._route_options(jsonb, uuid, jsonb, integer[])
   returns: TABLE(endpoint_id integer, provider text, is_open boolean, is_failing boolean, cost numeric, seconds double precision, place integer)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5055138e62a5abce95553a70e65cf565
+  body: sha256 f6bf148cd962c78f1a1e562cde974a5b
   comment: The endpoints that can do a task with this route, with what decides between them. p_endpoint_ids: only these (null: all).
 
 function penstock._row_cost(penstock.bulk_rows)
@@ -5900,6 +5916,14 @@ function penstock._uncount_calls(penstock.leases[])
   body: sha256 f07277c0ad5f4f47e880aaf2831d5ed0
   comment: Takes calls that were never made out of their endpoints' windows.
 
+function penstock._units_at(jsonb, jsonb, text)
+  arguments: p_units jsonb, p_route jsonb, p_provider text
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7fb956765695947de01b74f8bf1f54de
+  comment: The units of a task at another provider: without the extra units of the chosen one, with its own.
+
 function penstock._unpark_tasks(uuid, integer)
   arguments: p_job_id uuid, p_limit integer
   returns: integer
@@ -6030,8 +6054,8 @@ function penstock._with_choices(penstock.task_spec[], penstock.provider_choice[]
   returns: penstock.task_spec[]
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f6a6e218babda82370a668bb93abaa30
-  comment: Sets the provider of each task that has a choice at its place of the list.
+  body: sha256 c3822061f4e4a77a859d1f17221ab64f
+  comment: Sets the provider of each task that has a choice at its place of the list, and its units there.
 
 function penstock._with_history(penstock.forecast_group[])
   arguments: p_groups penstock.forecast_group[]
@@ -7538,8 +7562,8 @@ function penstock.reconcile_operation(uuid, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5c07d405eb9f9917b9fd44448223b0ce
-  comment: What the provider says about an operation that ended here without it. A success after a timeout wakes the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, canceled, running, unknown. Values: result, units.
+  body: sha256 aeebb48d909b7f96cdaf9dfa8f7a3364
+  comment: What the provider says about an operation that ended here without it. A success after a timeout wakes the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, canceled, running, unknown. Values: result, units, external_id.
   grant to service_role: execute
 
 function penstock.reconcile_operations(uuid)
@@ -8153,8 +8177,8 @@ function penstock.settle_operation(uuid, text, bigint, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f29bfc18ee326251f6f2af6993b827ba
-  comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message.
+  body: sha256 4f55a4e3dd1eabb54eff1d1a1cb65239
+  comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message, external_id.
   grant to service_role: execute
 
 function penstock.sign_in_identity(text, text, text)
