@@ -67,7 +67,7 @@ def pages(count: int) -> bytes:
 
 
 WORD_TEXT = " ".join(
-    [ENGLISH, GERMAN, FRENCH, *(" ".join(row) for row in TABLE), "A report in two columns", *LEFT, *RIGHT]
+    [ENGLISH, GERMAN, FRENCH, *(" | ".join(row) for row in TABLE), "A report in two columns", *LEFT, *RIGHT]
 )
 
 

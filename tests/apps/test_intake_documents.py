@@ -207,9 +207,9 @@ def test_document_printed_by_libreoffice_is_read_whole(file: Any, tmp_path: Path
     document = documents.printed(documents.word_document(), tmp_path)
     path = file(document)
     assert scanning.scan(path, PDF) == {"content_type": PDF, "pages": 1, "warnings": []}
-    _check_printed(read(path), "text", 0.99)
+    _check_printed(read(path), "text", 0.999)
     path = file(documents.png(documents.picture(document)))
-    _check_printed(read(path, "image/png"), "ocr", 0.97)
+    _check_printed(read(path, "image/png"), "ocr", 0.98)
 
 
 def _check_printed(found: dict[str, Any], method: str, least: float) -> None:
