@@ -136,6 +136,7 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "what", ["running", "late", "paused", "waiting", "outside", "timed out", "failed", "routed"]
 )
