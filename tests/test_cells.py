@@ -205,6 +205,7 @@ def test_provider_limits_are_split_by_share_and_never_exceeded(pair: Pair) -> No
     assert limits(pair.old) + limits(pair.new) == 21
 
 
+@pytest.mark.slow
 def test_rebalance_shrinks_before_it_grows(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.old.provider("acme/write", concurrency=11)
     apply(pair.cells)

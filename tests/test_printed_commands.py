@@ -206,7 +206,7 @@ def test_every_printed_command_is_accepted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_hints_of_the_dashboard_and_the_command_line_run(
     db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a database with a tenant, a provider, a job and an app, none is refused as wrong usage."""
+    """On a database with a tenant, a provider, a meter, a job and an app, none is refused as wrong usage."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "module.py").write_text(APP)
@@ -214,7 +214,7 @@ def test_hints_of_the_dashboard_and_the_command_line_run(
     (tmp_path / "rows.csv").write_text("title\nOtters\n")
     [tenant] = db.execute("select penstock.create_tenant('NAME') as id")
     db.execute("select penstock.define_kind('work'), penstock.define_kind('TYPE')")
-    db.execute("select penstock.set_provider('openai/gpt-5', '{}')")
+    db.execute("select penstock.set_provider('openai/gpt-5', '{}'), penstock.set_meter('meter')")
     [job] = db.execute(
         "select penstock.start_job('TYPE', '{}', '[{\"kind\": \"work\"}]', jsonb_build_object('tenant_id', %s::text))"
         " as id",

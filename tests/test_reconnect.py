@@ -148,6 +148,7 @@ create trigger hiccup before insert on penstock.usage_events for each row execut
 create trigger hiccup before insert on penstock.cost_entries for each row execute function public.hiccup('{state}')"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["40P01", "40001", "53100", "57014"])
 async def test_reports_of_paid_work_survive_a_database_that_gives_up(
     app: App, db: testing.Database, state: str

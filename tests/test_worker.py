@@ -755,6 +755,7 @@ async def test_a_second_stop_ends_the_grace_time(app: App, db: testing.Database,
     assert (count(db, "penstock.ready"), count(db, "penstock.attempts")) == (1, 0)
 
 
+@pytest.mark.slow
 async def test_a_worker_stops_even_if_a_handler_ignores_cancellation(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -998,6 +999,7 @@ def test_a_suspended_worker_continues_without_losing_a_task_or_an_attempt(
     assert count(db, "effects", "word = 'begun'") == 2
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_leaves_upkeep_to_the_leader(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
@@ -1046,6 +1048,7 @@ async def test_upkeep_runs_in_the_leader_and_where_something_is_due(
         await end([loop])
 
 
+@pytest.mark.slow
 async def test_the_leader_wakes_workers_that_know_the_job_type_of_a_schedule(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

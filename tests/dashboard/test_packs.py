@@ -163,7 +163,7 @@ def test_only_owners_and_admins_see_the_button_and_buy(shop: Shop) -> None:
     assert shop.buy(stranger).status_code == 403
     assert str(shop.acme) not in stranger.get("/app/quota").text
     operator = shop.site.browser(shop.site.key("service")).get("/app/quota").text
-    assert forms(operator) == [] and "penstock usage allow TENANT thumbnails AMOUNT --purchase" in operator
+    assert forms(operator) == [] and "penstock usage allow TENANT thumbnails 500 --purchase" in operator
     signed_out = shop.site.browser(None).client.post("/dashboard" + CHECKOUT)
     assert signed_out.headers["location"] == "/dashboard/sign-in"
     assert shop.sim.stripe.calls["POST checkout"] == 0
@@ -199,6 +199,7 @@ def test_member_of_several_tenants_chooses_among_those_they_may_buy_for(shop: Sh
     assert shop.buy(owner, tenant=str(third)).status_code == 403
 
 
+@pytest.mark.slow
 def test_page_works_while_stripe_is_away(shop: Shop) -> None:
     """The price is then shown at the checkout, and Stripe is not asked again for every page."""
     owner = shop.browser("owner")
@@ -249,7 +250,7 @@ def test_page_without_billing_says_how_packs_are_added(
         owner = shop.browser("owner")
         page = owner.get("/app/quota").text
         assert "No packs are on sale" in page and forms(page) == []
-        assert "penstock usage allow TENANT thumbnails AMOUNT --purchase" in page
+        assert "penstock usage allow TENANT thumbnails 500 --purchase" in page
         db.execute(
             """select penstock.set_plan_price('price_500', '{"meter": "thumbnails", "amount": 500}')"""
         )
