@@ -99,7 +99,7 @@ def check(one: Callable[[], str], other: Callable[[], str], found: Costs) -> lis
 
 
 def cores(found: Costs, cells: Sequence[int], seconds: float) -> list[Figure]:
-    """The busy cores of each database when so many share the load and the tenants."""
+    """The busy cores of each database when this many cells share the load and the tenants."""
     figures: list[Figure] = []
     for count in cells:
         load, tenants = JOBS_PER_MINUTE / count, TENANTS // count

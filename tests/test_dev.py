@@ -452,7 +452,7 @@ async def test_a_server_that_stops_ends_its_event_streams(
 
 
 def test_only_own_pages_may_change_data(client: TestClient) -> None:
-    """S33: browsers send cookies by themselves: also for a page of another site, or another port of this host."""
+    """S33: browsers send cookies with every request: also from a page of another site, or another port of this host."""
     job = {"type": "report", "tasks": [{"kind": "work"}]}
     good: list[dict[str, str]] = [
         {"Origin": "http://localhost:1"},

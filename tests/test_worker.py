@@ -722,7 +722,7 @@ def test_a_worker_claims_a_quarter_of_a_second_ahead_as_soon_as_its_tasks_turn_o
     buffer: Any = TaskBuffer("w", None, None, concurrency=100, max_ahead=2000, lease_seconds=999, kinds=[])  # type: ignore[arg-type]
 
     def ahead_after(seconds: float, first: int) -> int:
-        """What is claimed ahead once 100 tasks have ended together after so many seconds."""
+        """Number of tasks claimed ahead after 100 tasks ended together, each within these seconds."""
         nonlocal now
         buffer.free_slots()
         ids = range(first, first + 100)
