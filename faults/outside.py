@@ -162,6 +162,11 @@ select t.id, (select count(*) from penstock.operations o where o.job_id = t.job_
     where m.task_id = t.id and m.what = 'released' and m.is_gated and a.outcome = 'lost') as lost,
   (select coalesce(sum((u.units ->> 'conversions')::numeric), 0) from penstock.usage_events u where u.task_id = t.id) as counted
 from penstock.tasks t where t.kind = 'convert'"""
+# The operation of a dead worker has no place until its task is claimed again, although the provider may work on it.
+_PLACED = """
+select o.started_at, o.completed_at from penstock.operations o where not o.is_late and not exists (
+  select from penstock.attempts a where a.job_id = o.job_id and a.task_id = o.task_id and a.outcome = 'lost'
+    and a.ended_at between o.started_at and o.completed_at)"""
 CHECKS: dict[str, dict[str, str]] = {
     "operations": {
         "an operation has not ended": "select id, object, status from penstock.operations where status in ('pending', 'processing')",
@@ -170,9 +175,8 @@ CHECKS: dict[str, dict[str, str]] = {
             where p.started_at < o.completed_at and not o.is_late""",
         "too many conversions at once": f"""
             select * from (
-              select at, sum(one) over (order by at, one) as running from (
-                select started_at as at, 1 as one from penstock.operations where not is_late
-                union all select completed_at, -1 from penstock.operations where not is_late) as moves) as s
+              select at, sum(one) over (order by at, one) as running from ({_PLACED}) as o
+              cross join lateral (values (o.started_at, 1), (o.completed_at, -1)) as moves(at, one)) as s
             where s.running > {PLACES}""",
         "a job at the converter that is no operation's": """
             select c.* from faults.converted c where not exists (select from penstock.operations o where o.id::text = c.tag)""",

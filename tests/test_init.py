@@ -74,7 +74,7 @@ def steps_of_ci(project: Path) -> list[str]:
 def in_shell(command: str, project: Path) -> subprocess.CompletedProcess[str]:
     """Run a step of CI. The packages of this environment stand for those that CI installs."""
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PENSTOCK_TEST_PG"},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(project),
     }
