@@ -11,8 +11,8 @@
 `penstock_drain`   runs an app's tasks: `penstock_drain(app)`, or `await penstock_drain.arun(app)`
 `penstock_server`  the server; `PENSTOCK_TEST_PG` sets its version (default 18, the embedded one)
 
-The server starts on first use, is shared by all pytest processes of the user, and stops with the last one. It
-runs without fsync, because test data need not survive a crash.
+The server starts on first use, is shared by all pytest processes of the user that have the same PostgreSQL
+programs, and stops with the last one. It runs without fsync, because test data need not survive a crash.
 """
 
 from __future__ import annotations
@@ -183,11 +183,18 @@ class Server:
 
     def __init__(self, major: int) -> None:
         self.major = major
-        digest = hashlib.sha256(json.dumps(_SETTINGS).encode()).hexdigest()[:8]
+        programs = binaries(major)
+        # A server fails once its programs are removed, so environments share one only if they share these.
+        digest = hashlib.sha256(json.dumps([_SETTINGS, str(programs)]).encode()).hexdigest()[:8]
         folder = _fast_folder() / f"penstock-pytest-{os.getuid()}" / f"{major}-{digest}"
-        self._cluster = embedded.Cluster(folder, binaries(major), _SETTINGS)
+        self._cluster = embedded.Cluster(folder, programs, _SETTINGS)
         self._connection: db.SyncConnection | None = None
         self._template: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the server's files. Servers with the same folder are one."""
+        return self._cluster.folder
 
     def open(self) -> None:
         """Start or join the server. The first process removes the data of a killed run."""

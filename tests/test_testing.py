@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,17 @@ def test_a_statement_does_not_wait_for_another_thread(db: testing.Database) -> N
     [first] = db.execute(PID)
     with db._using_kept:
         assert db.execute(PID) != [first]
+
+
+def test_environments_with_other_programs_have_servers_of_their_own(
+    server: testing.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the tests of one checkout fail once the checkout that started the server is removed."""
+    assert testing.Server(server.major).folder == server.folder
+    copy = tmp_path / "bin"
+    copy.symlink_to(testing.binaries(server.major))
+    monkeypatch.setattr(testing, "binaries", lambda _: copy)
+    assert testing.Server(server.major).folder != server.folder
 
 
 def test_ctrl_c_interrupts_tests_that_a_shell_started_in_the_background() -> None:
