@@ -54,7 +54,7 @@ check: setup ## Check format, lint, types, import layers, lines of SQL, and that
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/schema.py --check
 	$(BIN)/python -m scripts.docs --check
-	$(BIN)/python scripts/sql_lines.py
+	$(BIN)/python -m scripts.sql_lines
 
 lock: setup ## Renew requirements.lock; ARGS=--upgrade takes the newest versions
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate \
@@ -81,8 +81,9 @@ seeded: setup ## Plant known bugs and holes, one by one, and see that the tests 
 attack: setup system-packages ## Try every attack of docs/security.md, look for known holes, list what a release installs
 	$(BIN)/python -m scripts.attack $(ARGS)
 
-schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
+schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install, and freeze new migrations
 	$(BIN)/python scripts/schema.py
+	$(BIN)/python -m scripts.freeze
 
 docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python -m scripts.docs

@@ -1,7 +1,8 @@
--- What is in schema penstock, one row per fact: object, item of the object (empty for the object itself), text.
--- Every text is the same on PostgreSQL 15 to 18; search_path must be pg_catalog, so that names are qualified.
--- Left out: owners, as long as everything has the same one; partitions, which come and go; how a view is written,
--- which every version prints differently (`migrate` keeps what it printed: see definitions.sql).
+-- What is in schema penstock, one row per fact: object, item of the object (empty for the object itself),
+-- text. Every text is the same on PostgreSQL 15 to 18; search_path must be pg_catalog, so that names are
+-- qualified. Left out: owners, as long as everything has the same one; partitions, which come and go; how a
+-- view is written, which every version prints differently (`migrate` keeps what it printed: see
+-- definitions.sql).
 
 with
 ours as (

@@ -1,4 +1,5 @@
--- Which rows a role may read, beside the grants. `migrate` drops a policy before it creates it, one table at a time.
+-- Which rows a role may read, beside the grants. `migrate` drops a policy before it creates it, one
+-- table at a time.
 
 -- The service reads every table, except those with secrets: grants.sql.
 create policy service_reads on penstock.access_changes for select to service_role using (true);
@@ -100,34 +101,62 @@ create policy service_reads on penstock.webhooks for select to service_role usin
 create policy service_reads on penstock.workers for select to service_role using (true);
 
 -- Users read their tenants' rows.
-create policy members_read on penstock.accounts for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.allowances for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.artifacts for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.attempts for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.audit_log for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.bulk_changes for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.bulk_rows for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.bulks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.cost_entries for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.cost_sums for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.dead_letters for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.failures for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.holds for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.jobs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.members for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.operations for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.phases for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.schedules for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.streaks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.task_chunks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.task_logs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.tasks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.tenant_limits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));
-create policy members_read on penstock.usage_events for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.usage_sums for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.waits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.accounts for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.allowances for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.artifacts for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.attempts for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.audit_log for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.bulk_changes for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.bulk_rows for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.bulks for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.cost_entries for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.cost_sums for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.dead_letters for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.failures for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.holds for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.jobs for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.members for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.operations for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.phases for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.results for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.schedules for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.streaks for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.task_chunks for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.task_logs for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.tasks for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.tenant_limits for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.tenants for select to authenticated
+  using (id in (select penstock.my_tenants()));
+create policy members_read on penstock.usage_events for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.usage_sums for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.waits for select to authenticated
+  using (tenant_id in (select penstock.my_tenants()));
 
 -- Stack traces show the app's code: its tenant's owners and admins read them.
 create policy admins_read on penstock.error_stacks for select to authenticated
@@ -153,7 +182,9 @@ create policy all_read on penstock.meters for select to authenticated using (tru
 create policy all_read on penstock.plans for select to authenticated using (true);
 
 -- What belongs to a user, not to a tenant.
-create policy own_actions on penstock.actions for select to authenticated using (user_id = (select auth.uid()));
-create policy own_profile on penstock.profiles for select to authenticated using (user_id = (select auth.uid()));
+create policy own_actions on penstock.actions for select to authenticated
+  using (user_id = (select auth.uid()));
+create policy own_profile on penstock.profiles for select to authenticated
+  using (user_id = (select auth.uid()));
 create policy own_profile_update on penstock.profiles for update to authenticated
   using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));

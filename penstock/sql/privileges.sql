@@ -1,11 +1,12 @@
--- Every privilege that a role other than the owner has on a schema, relation, column, routine or type, as the words of
--- a grant. Needs search_path = pg_catalog.
+-- Every privilege that a role other than the owner has on a schema, relation, column, routine or type, as the
+-- words of a grant. Needs search_path = pg_catalog.
 with theirs as (
   select oid, nspowner, nspacl from pg_namespace where nspname !~ '^pg_' and nspname <> 'information_schema'
 ),
 
 relations as (
-  select c.oid, case c.relkind when 'S' then 'sequence ' else 'table ' end || c.oid::regclass as target, c.relowner, c.relacl
+  select c.oid, case c.relkind when 'S' then 'sequence ' else 'table ' end || c.oid::regclass as target,
+    c.relowner, c.relacl
   from pg_class c join theirs on theirs.oid = c.relnamespace where c.relkind in ('r', 'p', 'v', 'm', 'f', 'S')
 ),
 

@@ -13,7 +13,8 @@ grant select on intake.job_queue, intake.usage_overview to service_role;
 -- Updates call set_setting and set_provider.
 grant select, update on intake.system_configuration, intake.api_rate_limits to service_role;
 -- For the view.
-grant execute on function intake._job_id(bigint), intake._job_types(), intake._configuration() to service_role;
+grant execute on function intake._job_id(bigint), intake._job_types(), intake._configuration()
+  to service_role;
 grant execute on function
   intake.has_profile_access(uuid),
   intake.add_patient(text, uuid),

@@ -147,7 +147,8 @@ select md5('intake.endpoint:' || e.id)::uuid as id, e.provider as provider_name,
     + (select count(*) from penstock.calls c where c.endpoint_id = e.id and c.expires_at > penstock.clock())
     + (select count(*) from penstock.operations o where o.endpoint_id = e.id and o.has_place
       and o.status in ('pending', 'processing')) as active_requests,
-  to_timestamp(m.oldest * 0.25 + 60.75) as minute_reset_at, to_timestamp(h.oldest * 60 + 3661) as hour_reset_at,
+  to_timestamp(m.oldest * 0.25 + 60.75) as minute_reset_at,
+  to_timestamp(h.oldest * 60 + 3661) as hour_reset_at,
   e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit as queue_depth_limit, e.status,
   s.refused_at as last_rate_limit_hit, s.refusals as rate_limit_violations, e.changed_at as created_at,
   e.changed_at as updated_at
@@ -161,7 +162,8 @@ cross join lateral (select sum(p.requests) as requests, sum(p.tokens) as tokens,
   from penstock.spent p where p.endpoint_id = e.id and p.width = 60 and p.slot * 60 + 3661 > n.epoch) as h
 where e.tenant_id is null;
 comment on view intake.api_rate_limits is
-  'Limits of the providers for all tenants, and what of them is used now. The service changes limits and status.';
+  'Limits of the providers for all tenants, and how much of each is used now. The service changes limits '
+  'and status.';
 create or replace trigger set_rate_limit instead of update on intake.api_rate_limits
   for each row execute function intake._set_rate_limit();
 
@@ -218,7 +220,8 @@ comment on view intake.fact_list is
 
 create or replace view intake.patient_list with (security_invoker = true) as
 select p.tenant_id, p.id, p.name, p.is_self, p.consented_at, p.created_at,
-  (select count(*) from intake.shell_files f where f.tenant_id = p.tenant_id and f.patient_id = p.id) as files,
+  (select count(*) from intake.shell_files f
+    where f.tenant_id = p.tenant_id and f.patient_id = p.id) as files,
   coalesce(p.name, 'own record') as patient
 from intake.patients p;
 comment on view intake.patient_list is 'Patients with the number of their files.';

@@ -9,15 +9,18 @@ grant insert (user_id, id, title, author, isbn, cover_url, cover_source, cover_r
   updated_at, deleted), update (user_id, id, title, author, isbn, cover_url, cover_source, cover_resolved_at,
   created_at, updated_at, deleted) on notes.books to authenticated;
 grant insert (user_id, id, book_id, text, page, chapter, tags, image_path, source, source_id, source_meta,
-  created_at, updated_at, deleted), update (user_id, id, book_id, text, page, chapter, tags, image_path, source,
-  source_id, source_meta, created_at, updated_at, deleted) on notes.notes to authenticated;
+  created_at, updated_at, deleted),
+  update (user_id, id, book_id, text, page, chapter, tags, image_path, source, source_id, source_meta,
+  created_at, updated_at, deleted) on notes.notes to authenticated;
 grant insert (user_id, id, name, description, created_at, updated_at, deleted),
-  update (user_id, id, name, description, created_at, updated_at, deleted) on notes.custom_ideas to authenticated;
+  update (user_id, id, name, description, created_at, updated_at, deleted)
+  on notes.custom_ideas to authenticated;
 grant insert (user_id, id, from_note_id, to_note_id, relation_type, created_at, updated_at, deleted),
   update (user_id, id, from_note_id, to_note_id, relation_type, created_at, updated_at, deleted)
   on notes.note_links to authenticated;
 grant insert (user_id, id, name, leaf_ids, combinator, created_at, updated_at, deleted),
-  update (user_id, id, name, leaf_ids, combinator, created_at, updated_at, deleted) on notes.lenses to authenticated;
+  update (user_id, id, name, leaf_ids, combinator, created_at, updated_at, deleted)
+  on notes.lenses to authenticated;
 grant insert (user_id, id, name, created_at, updated_at, deleted),
   update (user_id, id, name, created_at, updated_at, deleted) on notes.collections to authenticated;
 grant insert (user_id, id, note_id, collection_id, created_at, updated_at, deleted),
@@ -38,13 +41,15 @@ grant update (display_name, profile_bio, month_limit, allocation_override, alloc
 grant select on notes.ai_usage_events, notes.stripe_webhook_events, notes.admin_audit_log, notes.prompts,
   notes.fixed_costs, notes.cost_snapshot to service_role;
 grant insert (action, subject, details, tenant_id) on notes.admin_audit_log to service_role;
-grant insert (name, body, model, max_tokens, comment, is_active), update (is_active) on notes.prompts to service_role;
+grant insert (name, body, model, max_tokens, comment, is_active), update (is_active) on notes.prompts
+  to service_role;
 
 -- For the view user_profiles, which shows a profile only to its user.
 grant execute on function notes._profile_facts(uuid, uuid) to authenticated, service_role;
 grant execute on function notes.rename_custom_idea(text, text), notes.lens_notes(text),
   notes.collection_notes(text), notes.idea_pairs(), notes.select_fresh_transfer_blob(uuid, bigint),
-  notes.my_entitlements(), notes.require_note(text), notes.find_image(text), notes.start_sync(uuid) to authenticated, service_role;
+  notes.my_entitlements(), notes.require_note(text), notes.find_image(text), notes.start_sync(uuid)
+  to authenticated, service_role;
 grant execute on function notes.hard_delete_note(uuid, text), notes.begin_call(uuid, text, text),
   notes.end_call(uuid, uuid, text, text, jsonb, jsonb), notes.insert_ai_usage_event(uuid, text, text, jsonb),
   notes.upsert_ai_usage(uuid, text, date, bigint, bigint), notes.adjust_image_storage_bytes(uuid, bigint),

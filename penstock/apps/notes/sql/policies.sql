@@ -20,7 +20,8 @@ create policy service_all on notes.custom_ideas for all to service_role using (t
 create policy service_all on notes.note_links for all to service_role using (true) with check (true);
 create policy service_all on notes.lenses for all to service_role using (true) with check (true);
 create policy service_all on notes.collections for all to service_role using (true) with check (true);
-create policy service_all on notes.collection_memberships for all to service_role using (true) with check (true);
+create policy service_all on notes.collection_memberships for all to service_role
+  using (true) with check (true);
 create policy service_all on notes.wrapped_key_blobs for all to service_role using (true) with check (true);
 create policy service_all on notes.waitlist_requests for all to service_role using (true) with check (true);
 create policy service_reads on notes.images for select to service_role using (true);

@@ -18,7 +18,8 @@ select p.user_id as id, p.user_id, p.email, p.display_name as name, p.display_na
   p.created_at as member_since, f.facts ->> 'effective_tier' as effective_tier, p.tenant_id, p.role
 from penstock.profiles p cross join lateral notes._profile_facts(p.user_id, p.tenant_id) as f(facts);
 comment on view notes.user_profiles is
-  'Profiles with quota, tier and subscription. user_tier is what was bought, effective_tier what applies now.';
+  'Profiles with quota, tier and subscription. user_tier is the tier that was bought, effective_tier the '
+  'one that applies now.';
 
 create or replace trigger change_profile instead of update on notes.user_profiles
   for each row execute function notes._change_profile();
@@ -33,12 +34,14 @@ select encode(substr(sha256(convert_to(u.tenant_id || u.action || u.day, 'UTF8')
   (extract(epoch from u.day::timestamp) * 1000)::bigint as updated_at
 from penstock.usage_days u join penstock.profiles p on p.tenant_id = u.tenant_id
 where u.action in ('transcribe', 'discover') group by u.tenant_id, p.user_id, u.action, u.day;
-comment on view notes.ai_usage_daily is 'Managed calls per user, action and UTC day. Own keys never appear here.';
+comment on view notes.ai_usage_daily is
+  'Managed calls per user, action and UTC day. Own keys never appear here.';
 
 create or replace view notes.ai_usage_events with (security_invoker = true) as
 select u.id, p.user_id, u.action as action_type, u.at as created_at, u.provider,
   u.details ->> 'prompt_name' as prompt_name, (u.details ->> 'prompt_version')::integer as prompt_version,
-  (u.details ->> 'prompt_fallback')::boolean as prompt_fallback, (u.details ->> 'fail_open')::boolean as fail_open
+  (u.details ->> 'prompt_fallback')::boolean as prompt_fallback,
+  (u.details ->> 'fail_open')::boolean as fail_open
 from penstock.usage_events u join penstock.profiles p on p.tenant_id = u.tenant_id
 where u.details ? 'prompt_name';
 comment on view notes.ai_usage_events is 'The prompt of each managed call.';
@@ -57,12 +60,14 @@ create or replace trigger add_audit_line instead of insert on notes.admin_audit_
   for each row execute function notes._add_audit_line();
 
 create or replace view notes.fixed_costs with (security_invoker = true) as
-select c.id, c.name, c.amount, c.currency, c.period, c.from_day, c.until_day, c.comment from penstock.fixed_costs c;
+select c.id, c.name, c.amount, c.currency, c.period, c.from_day, c.until_day, c.comment
+from penstock.fixed_costs c;
 comment on view notes.fixed_costs is 'Costs that no provider reports. For the service only.';
 
 create or replace view notes.cost_snapshot with (security_invoker = true) as
 select c.id, c.taken_at, c.month, c.total, c.by_provider, c.by_type from penstock.cost_snapshots c;
-comment on view notes.cost_snapshot is 'Variable costs of a month, as they were at a time. For the service only.';
+comment on view notes.cost_snapshot is
+  'Variable costs of a month, as they were when the snapshot was taken. For the service only.';
 
 create or replace view notes.orphans with (security_invoker = true) as
 select n.user_id, n.id as note_id, coalesce(n.source, n.book_id, '') as source
@@ -72,7 +77,8 @@ comment on view notes.orphans is 'Notes without ideas: the rows of a discovery.'
 create or replace view notes.prompts with (security_invoker = true) as
 select p.name, p.version, p.body, p.model, p.max_tokens, p.is_active, p.comment, p.created_at, p.activated_at
 from penstock.prompts p;
-comment on view notes.prompts is 'Prompts and their versions. Setting is_active of a row activates it. For the service only.';
+comment on view notes.prompts is
+  'Prompts and their versions. Setting is_active of a row activates it. For the service only.';
 
 create or replace trigger change_prompt instead of insert or update on notes.prompts
   for each row execute function notes._change_prompt();
@@ -81,28 +87,32 @@ create or replace trigger change_prompt instead of insert or update on notes.pro
 
 create or replace view notes.book_list with (security_invoker = true) as
 select b.user_id, b.id, b.title, b.author, b.isbn, b.cover_url, b.deleted,
-  (select count(*) from notes.notes n where n.user_id = b.user_id and n.book_id = b.id and not n.deleted) as notes,
+  (select count(*) from notes.notes n
+    where n.user_id = b.user_id and n.book_id = b.id and not n.deleted) as notes,
   to_timestamp(b.updated_at / 1000.0) as changed_at
 from notes.books b;
 comment on view notes.book_list is 'Books with their number of notes.';
 
 create or replace view notes.note_list with (security_invoker = true) as
-select n.user_id, n.id, n.book_id, n.page, n.chapter, n.tags, n.source, n.text like 'enc:v1:%' as is_encrypted,
-  length(n.text) as characters, n.image_path is not null as has_image, n.deleted, n.change_seq,
+select n.user_id, n.id, n.book_id, n.page, n.chapter, n.tags, n.source,
+  n.text like 'enc:v1:%' as is_encrypted, length(n.text) as characters,
+  n.image_path is not null as has_image, n.deleted, n.change_seq,
   to_timestamp(n.updated_at / 1000.0) as changed_at
 from notes.notes n;
 comment on view notes.note_list is 'Notes without their text.';
 
 create or replace view notes.device_list with (security_invoker = true) as
-select k.user_id, k.id, k.type, k.device_label, k.is_active, to_timestamp(k.created_at / 1000.0) as enrolled_at,
-  to_timestamp(k.synced_at / 1000.0) as last_sync_at, coalesce(nullif(p.display_name, ''), p.email) as owner
+select k.user_id, k.id, k.type, k.device_label, k.is_active,
+  to_timestamp(k.created_at / 1000.0) as enrolled_at, to_timestamp(k.synced_at / 1000.0) as last_sync_at,
+  coalesce(nullif(p.display_name, ''), p.email) as owner
 from notes.wrapped_key_blobs k join penstock.profiles p on p.user_id = k.user_id;
 comment on view notes.device_list is 'Devices that hold the key of a library, and when each last synced.';
 
 -- Lateral, so that only the notes of the profiles that are shown are read, by the index of their owner.
 create or replace view notes.idea_list with (security_invoker = true) as
 select p.user_id, encode(substr(sha256(convert_to(p.user_id || ':' || i.name, 'UTF8')), 1, 16), 'hex') as id,
-  i.name, case when i.is_custom then 'custom' when i.name = any ('{Art, Beauty, Being, Cause, Chance, Change, Citizen, Courage, Custom, Death, Desire, Duty, Education,
+  i.name, case when i.is_custom then 'custom' when i.name = any ('{
+    Art, Beauty, Being, Cause, Chance, Change, Citizen, Courage, Custom, Death, Desire, Duty, Education,
     Emotion, Eternity, Experience, Family, Fate, Form, Freedom, God, Good, Government, Habit, Happiness,
     History, Honor, Idea, Infinity, Judgment, Justice, Knowledge, Labor, Language, Law, Life, Logic,
     Love, Memory, Mind, Nature, Necessity, Opinion, Pleasure, Poetry, Power, Progress, Prudence, Reason,
@@ -121,5 +131,5 @@ from penstock.profiles p cross join lateral (
     select c.name, true, null, null from notes.custom_ideas c where c.user_id = p.user_id and not c.deleted
   ) as x group by x.name) as i;
 comment on view notes.idea_list is
-  'Ideas of each library with their numbers of live notes and books: of the canon, custom (added by the user), '
-  'or other (a tag that is neither).';
+  'Ideas of each library with their numbers of live notes and books: of the canon, custom (added by the '
+  'user), or other (a tag that is neither).';

@@ -2,12 +2,15 @@
 -- reader's rights.
 
 create or replace view slides.tenants with (security_invoker = true) as
-select t.id, t.name, q.total::integer as thumbnail_quota_total, q.used::integer as thumbnail_quota_used, t.created_at,
+select t.id, t.name, q.total::integer as thumbnail_quota_total, q.used::integer as thumbnail_quota_used,
+  t.created_at,
 
-  q.held::integer as thumbnail_quota_held, 
-  case when q.total is not null then greatest(0, q.total - q.used - q.held)::integer end as thumbnail_quota_remaining
+  q.held::integer as thumbnail_quota_held,
+  case when q.total is not null then greatest(0, q.total - q.used - q.held)::integer end
+    as thumbnail_quota_remaining
 from penstock.tenants t cross join lateral slides._quota(t.id) as q;
-comment on view slides.tenants is 'Tenants with their quota of thumbnails: in all, used, and reserved by conversions.';
+comment on view slides.tenants is
+  'Tenants with their quota of thumbnails: in all, used, and reserved by conversions.';
 
 create or replace view slides.admins with (security_invoker = true) as
 select m.user_id as id, m.tenant_id from penstock.members m where m.role in ('owner', 'admin');
@@ -23,17 +26,19 @@ select o.id, s.tenant_id, s.id as slide_id, o.external_id as cloudconvert_job_id
 from slides.slides s
 join penstock.operations o on o.tenant_id = s.tenant_id and o.object = 'slide:' || s.id
 where o.provider = 'cloudconvert/jobs';
-comment on view slides.cloudconvert_jobs is 'Conversions: one live per slide, many over time. The row exists before CloudConvert is called.';
+comment on view slides.cloudconvert_jobs is
+  'Conversions: one live per slide, many over time. The row exists before CloudConvert is called.';
 
 create or replace view slides.thumbnail_failure_log with (security_invoker = true) as
-select encode(substr(sha256(convert_to('slides.failure:' || f.id, 'UTF8')), 1, 16), 'hex')::uuid as id, e.tenant_id,
-  e.id as event_id, (f.details ->> 'slide_id')::uuid as slide_id, f.code as error_type, f.message as error_message,
-  f.at as occurred_at,
+select encode(substr(sha256(convert_to('slides.failure:' || f.id, 'UTF8')), 1, 16), 'hex')::uuid as id,
+  e.tenant_id, e.id as event_id, (f.details ->> 'slide_id')::uuid as slide_id,
+  f.code as error_type, f.message as error_message, f.at as occurred_at,
 
   f.job_id
 from slides.events e
 join penstock.failures f on f.tenant_id = e.tenant_id and f.scope = 'event:' || e.id;
-comment on view slides.thumbnail_failure_log is 'Failures of an event''s conversions, append-only. Three in a row within 24 hours alert.';
+comment on view slides.thumbnail_failure_log is
+  'Failures of an event''s conversions, append-only. Three in a row within 24 hours alert.';
 
 create or replace trigger failure_log_insert instead of insert on slides.thumbnail_failure_log
   for each row execute function slides._log_failure();
@@ -53,7 +58,8 @@ cross join lateral (
     count(*) filter (where s.thumbnail_status = 'completed') as completed,
     count(*) filter (where s.thumbnail_status = 'failed') as failed
   from slides.slides s where s.tenant_id = e.tenant_id and s.event_id = e.id) as n;
-comment on view slides.event_list is 'Events with the states of their slides, and what switching on would queue and cost.';
+comment on view slides.event_list is
+  'Events with the states of their slides, and what switching on would queue and cost.';
 
 create or replace view slides.slide_list with (security_invoker = true) as
 select s.tenant_id, s.id, s.event_id, s.speech_id, s.name, s.mime_type, s.thumbnail_status, s.thumbnail_error,

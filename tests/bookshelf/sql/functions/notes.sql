@@ -13,14 +13,18 @@ returns bigint language sql stable security definer set search_path = bookshelf,
 $$;
 
 create or replace function bookshelf.next_page(p_worker_id text)
-returns text language sql security definer set search_path = bookshelf, pg_temp as $$ select 'page for ' || p_worker_id $$;
+returns text language sql security definer set search_path = bookshelf, pg_temp as $$
+  select 'page for ' || p_worker_id
+$$;
 
 create or replace function bookshelf.finish_page(p_lease bigint default null)
 returns bigint language sql security definer set search_path = bookshelf, pg_temp as $$ select p_lease $$;
 
 -- The same name as a function of Penstock.
 create or replace function bookshelf.pulse()
-returns text language sql stable security definer set search_path = bookshelf, pg_temp as $$ select 'bookshelf' $$;
+returns text language sql stable security definer set search_path = bookshelf, pg_temp as $$
+  select 'bookshelf'
+$$;
 
 create or replace function bookshelf.return_book(p_loan_id bigint, p_reason text default null)
 returns text language plpgsql security definer set search_path = bookshelf, pg_temp as $$

@@ -24,7 +24,8 @@ create table bookshelf.loans (
 );
 alter table bookshelf.loans enable row level security;
 -- Not in the app's list: read-only for clients, though users may insert.
-create table bookshelf.visits (tenant_id uuid not null, at timestamptz not null default penstock.clock(), primary key (tenant_id, at));
+create table bookshelf.visits (tenant_id uuid not null, at timestamptz not null default penstock.clock(),
+  primary key (tenant_id, at));
 alter table bookshelf.visits enable row level security;
 -- The same name as a table of Penstock.
 create table bookshelf.jobs (tenant_id uuid not null, name text not null, primary key (tenant_id, name));

@@ -12,7 +12,8 @@ set search_path = pg_catalog, pg_temp as $$
     ('features.upgrade_prompts_enabled', 'intake.upgrade_prompts_enabled', 'boolean'),
     ('system.maintenance_mode', 'maintenance', 'boolean')
 $$;
-comment on function intake._configuration() is 'The keys of system_configuration, and the settings behind them.';
+comment on function intake._configuration() is
+  'The keys of system_configuration, and the settings behind them.';
 
 create or replace function intake._set_configuration()
 returns trigger language plpgsql security definer set search_path = intake, pg_temp as $$
@@ -25,14 +26,16 @@ begin
   if not penstock.is_service() then
     perform penstock.refuse(403, 'forbidden', 'only the service changes the configuration');
   end if;
-  if to_jsonb(new) - array['config_value', 'updated_at'] <> to_jsonb(old) - array['config_value', 'updated_at'] then
+  if to_jsonb(new) - array['config_value', 'updated_at']
+     <> to_jsonb(old) - array['config_value', 'updated_at'] then
     perform penstock.refuse(422, 'read_only_column', 'only config_value can be changed');
   end if;
   select coalesce(c.setting, old.config_key) into v_setting from (select) as x
     left join intake._configuration() as c on c.config_key = old.config_key;
   v_type := jsonb_typeof(penstock.get_setting(v_setting));
   if v_type = 'boolean' and coalesce(new.config_value, '') not in ('true', 'false')
-     or v_type = 'number' and coalesce(new.config_value, '') !~ '^[0-9]{1,6}$' or new.config_value is null then
+     or v_type = 'number' and coalesce(new.config_value, '') !~ '^[0-9]{1,6}$'
+     or new.config_value is null then
     perform penstock.refuse(422, 'invalid_setting', format('%s must be a %s (got %L)', old.config_key,
       case v_type when 'number' then 'whole number of seconds below 1000000' else v_type end,
       left(new.config_value, 100)), '{"field": "config_value"}');
@@ -48,7 +51,8 @@ begin
     end if;
     if v_other < 1 or v_number < 2 * v_other or v_number > 86400 then
       perform penstock.refuse(422, 'invalid_setting', format(
-        'worker.timeout_seconds must be at least twice the heartbeat interval and at most 86400 (got %s and %s)',
+        'worker.timeout_seconds must be at least twice the heartbeat interval and at most 86400 '
+        '(got %s and %s)',
         v_number, v_other), '{"field": "config_value"}');
     end if;
   end if;

@@ -244,7 +244,8 @@ set search_path = intake, pg_temp as $$
   -- The oldest of each tenant first, tenants in random order: files that have to wait for the quota of one
   -- tenant, or of many, must not hold up the others.
   select w.tenant_id, w.id from (
-    select f.tenant_id, f.id, row_number() over (partition by f.tenant_id order by f.created_at, f.id) as place
+    select f.tenant_id, f.id,
+      row_number() over (partition by f.tenant_id order by f.created_at, f.id) as place
     from intake.shell_files f where f.status = 'uploaded' and f.job_id is null) as w
   order by w.place, random() limit p_limit
 $$;

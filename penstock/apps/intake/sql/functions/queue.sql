@@ -71,7 +71,8 @@ begin
   end if;
   v_tenant_id := intake._tenant_of_payload(job_payload);
   if job_type like 'ai\_queue\_%' then
-    v_delay := penstock.backpressure_delay(penstock.get_setting('intake.queue_provider') #>> '{}', v_tenant_id,
+    v_delay := penstock.backpressure_delay(
+      penstock.get_setting('intake.queue_provider') #>> '{}', v_tenant_id,
       (penstock.get_setting('intake.backpressure_delay_seconds'))::double precision);
     -- With jitter, so that delayed jobs do not start at one moment.
     v_delay := v_delay + random() * least(v_delay * 0.5, 30);

@@ -193,7 +193,8 @@ returns void language sql security definer set search_path = intake, pg_temp as 
   -- One event an hour tells as much as one for every attempt.
   select penstock.record_usage('{}', p_tenant_id => p_tenant_id, p_action => 'limit_hit',
     p_options => jsonb_build_object(
-      'key', format('intake.limit_hit:%s:%s', p_meter, date_trunc('hour', penstock.clock() at time zone 'utc')),
+      'key', format('intake.limit_hit:%s:%s', p_meter,
+        date_trunc('hour', penstock.clock() at time zone 'utc')),
       'details', jsonb_build_object('meter', p_meter)))
 $$;
 comment on function intake.note_limit_hit(uuid, text) is

@@ -15,5 +15,5 @@ begin
 end
 $$;
 comment on function notes.start_sync(uuid) is
-  'Like penstock.sync_state for the library of the caller, and records that this device syncs. p_device_id is the '
-  'id of its row in wrapped_key_blobs.';
+  'Like penstock.sync_state for the library of the caller, and records that this device syncs. p_device_id '
+  'is the id of its row in wrapped_key_blobs.';

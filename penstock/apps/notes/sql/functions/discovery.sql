@@ -8,7 +8,8 @@ returns uuid language sql stable security definer set search_path = notes, pg_te
     and not exists (select from penstock.api_keys k where k.id = p.user_id)
   order by p.created_at, p.user_id limit 1
 $$;
-comment on function notes._owner_of_tenant(uuid) is 'The user whose library the jobs of a personal tenant use.';
+comment on function notes._owner_of_tenant(uuid) is
+  'The user whose library the jobs of a personal tenant use.';
 
 create or replace function notes.texts_to_discover(p_tenant_id uuid, p_note_ids text[])
 returns table (note_id text, text text, is_encrypted boolean)

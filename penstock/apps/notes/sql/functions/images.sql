@@ -3,7 +3,8 @@
 create or replace function notes.require_note(p_note_id text)
 returns void language plpgsql stable security definer set search_path = notes, pg_temp as $$
 begin
-  if not exists (select from notes where user_id = notes._require_owner() and id = p_note_id and not deleted) then
+  if not exists (select from notes
+      where user_id = notes._require_owner() and id = p_note_id and not deleted) then
     perform penstock.refuse(404, 'unknown_note', 'you have no such note', '{"field": "note_id"}');
   end if;
 end

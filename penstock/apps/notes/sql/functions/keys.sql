@@ -73,7 +73,8 @@ begin
     perform penstock.refuse(403, 'forbidden', 'you can redeem only your own transfer');
   end if;
   return query select b.* from wrapped_key_blobs b
-    where b.user_id = p_user_id and b.type = 'transfer-v1' and b.is_active and b.created_at > notes._ms() - v_most
+    where b.user_id = p_user_id and b.type = 'transfer-v1' and b.is_active
+      and b.created_at > notes._ms() - v_most
     order by b.created_at desc, b.id limit 1;
 end
 $$;

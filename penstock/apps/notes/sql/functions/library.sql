@@ -143,7 +143,8 @@ create or replace function notes.idea_pairs()
 returns table (idea text, other text, count bigint)
 language sql stable set search_path = notes, pg_temp as $$
   select a.tag, b.tag, count(*) from notes.notes n
-  cross join jsonb_array_elements_text(n.tags) as a(tag) cross join jsonb_array_elements_text(n.tags) as b(tag)
+  cross join jsonb_array_elements_text(n.tags) as a(tag)
+  cross join jsonb_array_elements_text(n.tags) as b(tag)
   where n.user_id = auth.uid() and not n.deleted and a.tag < b.tag group by 1, 2 order by 3 desc, 1, 2
 $$;
 comment on function notes.idea_pairs() is

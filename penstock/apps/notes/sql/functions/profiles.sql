@@ -24,7 +24,8 @@ begin
     'month_usage', coalesce((v_rights #>> '{used,managed_ai}')::numeric, 0),
     'allocation_override', v_extra.amount, 'allocation_override_expires_at', v_extra.expires_on,
     'image_storage_bytes_used', coalesce((v_rights #>> '{used,image_bytes}')::bigint, 0),
-    'stripe_customer_id', (select x.customer_id from penstock.billing_accounts x where x.tenant_id = p_tenant_id),
+    'stripe_customer_id', (select x.customer_id from penstock.billing_accounts x
+      where x.tenant_id = p_tenant_id),
     'stripe_subscription_id', (select s.id from penstock.subscriptions s where s.tenant_id = p_tenant_id
       order by s.status in ('active', 'trialing', 'past_due') desc, s.created_at desc limit 1),
     'subscription_status', v_bill -> 'status', 'subscription_current_period_end', v_bill -> 'period_end');
@@ -123,9 +124,11 @@ begin
   if not penstock.is_service() then
     perform penstock.refuse(403, 'forbidden', 'only the service adds audit lines');
   end if;
-  new.id := penstock.record_audit(case when new.action like 'admin.%' then new.action else 'admin.' || new.action end,
+  new.id := penstock.record_audit(
+    case when new.action like 'admin.%' then new.action else 'admin.' || new.action end,
     new.subject, coalesce(new.details, '{}'), new.tenant_id);
   return new;
 end
 $$;
-comment on function notes._add_audit_line() is 'Trigger of admin_audit_log: adds a line, which nobody can change.';
+comment on function notes._add_audit_line() is
+  'Trigger of admin_audit_log: adds a line, which nobody can change.';

@@ -30,7 +30,8 @@ begin
   perform notes.insert_ai_usage_event(p_tenant_id, p_action, p_provider, p_details);
   for v_price in
     select p.meter, p.amount, p.currency, p.cost_type, u.count from penstock.price_list p
-    join (values ('input_tokens', v_input), ('output_tokens', v_output)) as u(meter, count) on u.meter = p.meter
+    join (values ('input_tokens', v_input), ('output_tokens', v_output)) as u(meter, count)
+      on u.meter = p.meter
     where p.provider = p_provider and p.is_current and p.tenant_id is null
       and p.variant = 'standard' and p.amount is not null and u.count > 0
   loop

@@ -13,7 +13,8 @@ begin
   where s.tenant_id = p_tenant_id and s.id = p_slide_id and s.job_id = p_job_id for update;
   if not found then
     -- The provider works on it, and what it has done is charged.
-    return jsonb_build_object('skipped', 'the slide was deleted, or has another job', 'is_converting', exists (
+    return jsonb_build_object('skipped', 'the slide was deleted, or has another job',
+      'is_converting', exists (
       select from penstock.operations o where o.tenant_id = p_tenant_id and o.object = 'slide:' || p_slide_id
         and o.job_id = p_job_id and o.status = 'processing'));
   elsif v_slide.thumbnail_status = 'completed' then
@@ -36,10 +37,12 @@ begin
 end
 $$;
 comment on function slides.begin_thumbnail(uuid, uuid, uuid) is
-  'Marks a slide as processing and returns its file, or the thumbnail that an earlier run made (artifact_id), or why '
-  'there is nothing to convert (skipped), and whether its conversion has begun (is_converting).';
+  'Marks a slide as processing and returns its file, or the thumbnail that an earlier run made '
+  '(artifact_id), or why there is nothing to convert (skipped), and whether its conversion has begun '
+  '(is_converting).';
 
-create or replace function slides.finish_thumbnail(p_tenant_id uuid, p_slide_id uuid, p_job_id uuid, p_artifact_id uuid)
+create or replace function slides.finish_thumbnail(
+  p_tenant_id uuid, p_slide_id uuid, p_job_id uuid, p_artifact_id uuid)
 returns boolean language plpgsql security definer set search_path = slides, pg_temp as $$
 declare
   v_slide slides.slides;
@@ -60,8 +63,8 @@ begin
 end
 $$;
 comment on function slides.finish_thumbnail(uuid, uuid, uuid, uuid) is
-  'Stores the thumbnail of a slide and keeps its file. Repeating it changes nothing. False: the slide is gone, or '
-  'has another job.';
+  'Stores the thumbnail of a slide and keeps its file. Repeating it changes nothing. Returns false if '
+  'the slide was deleted or has another job.';
 
 create or replace function slides._error_type(p_code text)
 returns text language sql immutable set search_path = slides, pg_temp as $$
@@ -81,8 +84,8 @@ begin
   update slides.slides set thumbnail_status = 'failed', thumbnail_error = left(v_message, 2000),
     updated_at = penstock.clock()
   where tenant_id = p_slide.tenant_id and id = p_slide.id;
-  perform penstock.record_outcome(p_slide.tenant_id, 'event:' || p_slide.event_id, false, 'slide:' || p_slide.id,
-    slides._error_type(p_code), v_message,
+  perform penstock.record_outcome(p_slide.tenant_id, 'event:' || p_slide.event_id, false,
+    'slide:' || p_slide.id, slides._error_type(p_code), v_message,
     jsonb_build_object('job_id', p_job_id, 'details', jsonb_build_object('slide_id', p_slide.id)));
 end
 $$;
@@ -124,14 +127,16 @@ declare
 begin
   for v_slide in
     select s.* from slides.slides s
-    where s.thumbnail_status in ('pending', 'processing') and s.updated_at < penstock.clock() - interval '1 minute'
+    where s.thumbnail_status in ('pending', 'processing')
+      and s.updated_at < penstock.clock() - interval '1 minute'
       and not exists (select from penstock.jobs j where j.id = s.job_id
         and j.status not in ('completed', 'failed', 'canceled'))
     order by s.tenant_id, s.id limit p_limit for update skip locked
   loop
     v_status := (select j.status from penstock.jobs j where j.id = v_slide.job_id);
     if v_status = 'failed' then
-      perform slides._fail(v_slide, 'cloudconvert_api_error', 'the job ended without a result', v_slide.job_id);
+      perform slides._fail(v_slide, 'cloudconvert_api_error', 'the job ended without a result',
+        v_slide.job_id);
     else
       update slides.slides set thumbnail_status = 'none', updated_at = penstock.clock()
       where tenant_id = v_slide.tenant_id and id = v_slide.id;
@@ -163,19 +168,21 @@ begin
   return v_status;
 end
 $$;
-comment on function slides.thumbnail_status(uuid) is 'The state of a slide''s thumbnail, and of its newest conversion.';
+comment on function slides.thumbnail_status(uuid) is
+  'The state of a slide''s thumbnail, and of its newest conversion.';
 
 create or replace function slides._log_failure()
 returns trigger language plpgsql security definer set search_path = slides, pg_temp as $$
 begin
-  if new.error_type is null or new.error_type not in ('cloudconvert_api_error', 'webhook_timeout', 'quota_exceeded',
-      'invalid_format', 'network_error') then
+  if new.error_type is null or new.error_type not in (
+      'cloudconvert_api_error', 'webhook_timeout', 'quota_exceeded', 'invalid_format', 'network_error') then
     perform penstock.refuse(422, 'invalid_error_type', format('error_type must be cloudconvert_api_error, '
       'webhook_timeout, quota_exceeded, invalid_format or network_error (got %L)', left(new.error_type, 100)),
       '{"field": "error_type"}');
   elsif not exists (select from slides.slides s where s.tenant_id = new.tenant_id and s.id = new.slide_id
       and s.event_id = new.event_id) then
-    perform penstock.refuse(404, 'unknown_slide', 'the tenant''s event has no such slide', '{"field": "slide_id"}');
+    perform penstock.refuse(404, 'unknown_slide', 'the tenant''s event has no such slide',
+      '{"field": "slide_id"}');
   end if;
   perform penstock.record_outcome(new.tenant_id, 'event:' || new.event_id, false, 'slide:' || new.slide_id,
     new.error_type, new.error_message,
@@ -183,4 +190,5 @@ begin
   return new;
 end
 $$;
-comment on function slides._log_failure() is 'Records an inserted line of the failure log as an outcome of its event.';
+comment on function slides._log_failure() is
+  'Records an inserted line of the failure log as an outcome of its event.';

@@ -4,7 +4,8 @@ create or replace function slides._count_toggle()
 returns trigger language plpgsql security definer set search_path = slides, pg_temp as $$
 begin
   new.updated_at := penstock.clock();
-  new.toggles := old.toggles + (new.thumbnail_generation_enabled and not old.thumbnail_generation_enabled)::integer;
+  new.toggles := old.toggles + (
+    new.thumbnail_generation_enabled and not old.thumbnail_generation_enabled)::integer;
   return new;
 end
 $$;
@@ -50,15 +51,16 @@ begin
 end
 $$;
 comment on function slides.set_thumbnail_generation(uuid, boolean) is
-  'Switches the generation of thumbnails for an event on or off. On also queues the slides that have none. Off '
-  'keeps existing thumbnails; queued slides go back to none.';
+  'Switches the generation of thumbnails for an event on or off. On also queues the slides that have none. '
+  'Off keeps existing thumbnails; queued slides go back to none.';
 
 create or replace function slides.toggle_event(p_event_id uuid)
 returns boolean language sql security definer set search_path = slides, pg_temp as $$
   select slides.set_thumbnail_generation(p_event_id, not coalesce((select e.thumbnail_generation_enabled
     from slides.events e where e.id = p_event_id and penstock.is_member(e.tenant_id)), false))
 $$;
-comment on function slides.toggle_event(uuid) is 'Switches the generation of an event on if it is off, and off if it is on.';
+comment on function slides.toggle_event(uuid) is
+  'Switches the generation of an event on if it is off, and off if it is on.';
 
 create or replace function slides.retry_event(p_event_id uuid)
 returns integer language plpgsql security definer set search_path = slides, pg_temp as $$
@@ -85,7 +87,8 @@ $$;
 comment on function slides.retry_event(uuid) is
   'Queues up to 500 slides of an event whose thumbnails failed, and returns their number.';
 
-create or replace function slides.select_slides(p_tenant_id uuid, p_event_id uuid, p_job_id uuid, p_limit integer default 500)
+create or replace function slides.select_slides(
+  p_tenant_id uuid, p_event_id uuid, p_job_id uuid, p_limit integer default 500)
 returns uuid[] language plpgsql security definer set search_path = slides, pg_temp as $$
 declare
   v_ids uuid[];

@@ -5,7 +5,8 @@ create or replace function slides._ensure_quota(p_tenant_id uuid)
 returns void language plpgsql security definer set search_path = slides, pg_temp as $$
 begin
   -- Without a limit a tenant could convert without end.
-  if not exists (select from penstock.tenant_limits t where t.tenant_id = p_tenant_id and t.meter = 'thumbnails')
+  if not exists (select from penstock.tenant_limits t
+       where t.tenant_id = p_tenant_id and t.meter = 'thumbnails')
      and not exists (select from penstock.tenants t join penstock.plans p on p.name = t.plan
        where t.id = p_tenant_id and p.limits ? 'thumbnails') then
     perform penstock.set_limit(p_tenant_id, 'thumbnails',
@@ -43,7 +44,8 @@ $$;
 comment on function slides._quota(uuid) is 
   'The thumbnails of a tenant: in all (null: unlimited), used, and reserved by conversions.';
 
-create or replace function slides.check_and_increment_thumbnail_quota(p_tenant_id uuid, p_key text default null)
+create or replace function slides.check_and_increment_thumbnail_quota(
+  p_tenant_id uuid, p_key text default null)
 returns table (quota_available boolean, quota_used integer, quota_total integer, quota_remaining integer)
 language plpgsql security definer set search_path = slides, pg_temp as $$
 declare
@@ -70,7 +72,8 @@ begin
 end
 $$;
 comment on function slides.check_and_increment_thumbnail_quota(uuid, text) is
-  'Counts one thumbnail if the quota has room. The same key counts once. Exhausted: quota_available is false.';
+  'Counts one thumbnail if the quota has room. The same key counts once. quota_available is '
+  'false if it has none.';
 
 create or replace function slides.rollback_thumbnail_quota(p_tenant_id uuid, p_key text default null)
 returns void language plpgsql security definer set search_path = slides, pg_temp as $$
@@ -85,8 +88,8 @@ begin
 end
 $$;
 comment on function slides.rollback_thumbnail_quota(uuid, text) is
-  'Gives one counted thumbnail back: that of the key, or the newest without a key. A second call for the same '
-  'reservation changes nothing.';
+  'Gives one counted thumbnail back: that of the key, or the newest without a key. A second call for the '
+  'same reservation changes nothing.';
 
 create or replace function slides.purchase_thumbnail_quota(p_tenant_id uuid, p_count integer, p_key text)
 returns integer language plpgsql security definer set search_path = slides, pg_temp as $$

@@ -1,6 +1,6 @@
--- Slides and their thumbnails. An upload locks its event for share and the toggle updates it, so one of the two
--- waits for the other: a slide that is uploaded while its event is switched on is found by the upload or by the
--- retroactive job, never by both and never by none. Lock order: event, slide, then Penstock's rows.
+-- Slides and their thumbnails. An upload locks its event for share and the toggle updates it, so one of the
+-- two waits for the other: a slide that is uploaded while its event is switched on is found by the upload or
+-- by the retroactive job, never by both and never by none. Lock order: event, slide, then Penstock's rows.
 
 create or replace function slides._copy_event()
 returns trigger language plpgsql security definer set search_path = slides, pg_temp as $$
@@ -22,7 +22,8 @@ begin
   if (old.thumbnail_status, new.thumbnail_status) not in (('none', 'pending'), ('pending', 'processing'),
       ('pending', 'failed'), ('pending', 'none'), ('processing', 'completed'), ('processing', 'failed'),
       ('processing', 'none'), ('failed', 'pending'))
-     and not (old.thumbnail_status = 'completed' and new.thumbnail_status = 'none' and new.r2_key <> old.r2_key) then
+     and not (old.thumbnail_status = 'completed' and new.thumbnail_status = 'none'
+       and new.r2_key <> old.r2_key) then
     perform penstock.refuse(409, 'illegal_transition', format('a thumbnail cannot change from %s to %s',
       old.thumbnail_status, new.thumbnail_status),
       jsonb_build_object('from', old.thumbnail_status, 'to', new.thumbnail_status));
@@ -42,7 +43,8 @@ returns jsonb language sql stable security definer set search_path = slides, pg_
   cross join lateral (values
     (1, jsonb_build_object('kind', 'thumbnail', 'key', 'convert/' || s.id,
       'input', jsonb_build_object('slide_id', s.id),
-      'provider', penstock.get_setting('slides.provider') #>> '{}', 'units', '{"thumbnails": 1, "requests": 1}'::jsonb)),
+      'provider', penstock.get_setting('slides.provider') #>> '{}',
+      'units', '{"thumbnails": 1, "requests": 1}'::jsonb)),
     -- Runs also if the conversion never started, such as without quota.
     (2, jsonb_build_object('kind', 'thumbnail_settle', 'key', 'settle/' || s.id,
       'input', jsonb_build_object('slide_id', s.id),
@@ -50,11 +52,13 @@ returns jsonb language sql stable security definer set search_path = slides, pg_
 $$;
 comment on function slides._tasks(uuid[]) is 'The tasks that make the thumbnails of slides.';
 
-create or replace function slides._start(p_type text, p_params jsonb, p_tasks jsonb, p_tenant_id uuid, p_key text)
+create or replace function slides._start(
+  p_type text, p_params jsonb, p_tasks jsonb, p_tenant_id uuid, p_key text)
 returns uuid language plpgsql security definer set search_path = slides, pg_temp as $$
 begin
   return penstock.start_drawn_job(p_type, p_params, p_tasks,
-    jsonb_strip_nulls(jsonb_build_object('tenant_id', p_tenant_id, 'on_limit', 'refuse', 'idempotency_key', p_key)),
+    jsonb_strip_nulls(jsonb_build_object(
+      'tenant_id', p_tenant_id, 'on_limit', 'refuse', 'idempotency_key', p_key)),
     case when not penstock.is_service() then auth.uid() end);
 end
 $$;
@@ -73,7 +77,8 @@ begin
   return v_job_id;
 end
 $$;
-comment on function slides._queue(uuid, uuid) is 'Starts the job of one slide, whose row the caller has locked.';
+comment on function slides._queue(uuid, uuid) is
+  'Starts the job of one slide, whose row the caller has locked.';
 
 create or replace function slides.require_speech(p_speech_id uuid)
 returns uuid language plpgsql stable security definer set search_path = slides, pg_temp as $$
@@ -95,7 +100,8 @@ comment on function slides.require_speech(uuid) is
 create or replace function slides.add_slide(p_speech_id uuid, p_artifact_id uuid, p_name text default null)
 returns uuid language plpgsql security definer set search_path = slides, pg_temp as $$
 declare
-  c_types constant text[] := array['application/pdf', 'image/jpeg', 'image/png', 'application/vnd.ms-powerpoint',
+  c_types constant text[] := array[
+    'application/pdf', 'image/jpeg', 'image/png', 'application/vnd.ms-powerpoint',
     'application/vnd.openxmlformats-officedocument.presentationml.presentation'];
   v_tenant_id uuid := slides.require_speech(p_speech_id);
   v_file penstock.artifacts;
@@ -108,19 +114,21 @@ begin
     perform penstock.refuse(404, 'unknown_artifact', 'the tenant of this speech has no such stored file',
       '{"field": "artifact_id"}');
   elsif v_file.content_type <> all (c_types) then
-    perform penstock.refuse(422, 'invalid_format', format(
-      'a slide must be a PPT, PPTX, PDF, JPEG or PNG file (got %s)', v_file.content_type), '{"field": "artifact_id"}');
+    perform penstock.refuse(422, 'invalid_format',
+      format('a slide must be a PPT, PPTX, PDF, JPEG or PNG file (got %s)', v_file.content_type),
+      '{"field": "artifact_id"}');
   end if;
   select e.thumbnail_generation_enabled into v_is_enabled from slides.speeches p
   join slides.sessions s on s.tenant_id = p.tenant_id and s.id = p.session_id
   join slides.events e on e.tenant_id = s.tenant_id and e.id = s.event_id
   where p.tenant_id = v_tenant_id and p.id = p_speech_id for share of e;
   insert into slides.slides (tenant_id, speech_id, name, r2_key, mime_type, artifact_id)
-  values (v_tenant_id, p_speech_id, left(coalesce(p_name, v_file.name), 200), v_file.path, v_file.content_type,
-    p_artifact_id)
+  values (v_tenant_id, p_speech_id, left(coalesce(p_name, v_file.name), 200), v_file.path,
+    v_file.content_type, p_artifact_id)
   on conflict (tenant_id, artifact_id) where artifact_id is not null do nothing returning * into v_slide;
   if v_slide.id is null then
-    return (select s.id from slides.slides s where s.tenant_id = v_tenant_id and s.artifact_id = p_artifact_id);
+    return (select s.id from slides.slides s
+      where s.tenant_id = v_tenant_id and s.artifact_id = p_artifact_id);
   end if;
   perform penstock.keep_artifact(p_artifact_id, 'slides.slide:' || v_slide.id);
   if v_is_enabled then
@@ -130,8 +138,8 @@ begin
 end
 $$;
 comment on function slides.add_slide(uuid, uuid, text) is
-  'Adds a stored file to a speech and keeps it. If the event generates thumbnails, its conversion is queued in '
-  'the same transaction. The same file again returns the same slide.';
+  'Adds a stored file to a speech and keeps it. If the event generates thumbnails, its conversion is '
+  'queued in the same transaction. The same file again returns the same slide.';
 
 create or replace function slides._locked_slide(p_slide_id uuid)
 returns slides.slides language plpgsql security definer set search_path = slides, pg_temp as $$
@@ -150,7 +158,8 @@ begin
   return v_slide;
 end
 $$;
-comment on function slides._locked_slide(uuid) is 'Locks a slide that the caller may change, after its event.';
+comment on function slides._locked_slide(uuid) is
+  'Locks a slide that the caller may change, after its event.';
 
 create or replace function slides.retry_thumbnail(p_slide_id uuid)
 returns uuid language plpgsql security definer set search_path = slides, pg_temp as $$
@@ -163,7 +172,8 @@ begin
       jsonb_build_object('status', v_slide.thumbnail_status));
   elsif not (select e.thumbnail_generation_enabled from slides.events e
       where e.tenant_id = v_slide.tenant_id and e.id = v_slide.event_id) then
-    perform penstock.refuse(409, 'generation_disabled', 'the event of this slide does not generate thumbnails',
+    perform penstock.refuse(409, 'generation_disabled',
+      'the event of this slide does not generate thumbnails',
       jsonb_build_object('event_id', v_slide.event_id), 'Enable it first.');
   end if;
   return slides._queue(v_slide.tenant_id, p_slide_id);
@@ -179,7 +189,8 @@ declare
 begin
   delete from slides.slides where tenant_id = v_slide.tenant_id and id = p_slide_id;
   -- The files go after retention_days. A conversion in flight ends by itself and its cost is counted.
-  perform penstock.unkeep_artifact(a) from unnest(array[v_slide.artifact_id, v_slide.thumbnail_artifact_id]) as a
+  perform penstock.unkeep_artifact(a)
+  from unnest(array[v_slide.artifact_id, v_slide.thumbnail_artifact_id]) as a
   where a is not null;
   perform penstock.record_audit('slides.deleted', 'slide:' || p_slide_id, '{}', v_slide.tenant_id);
 end
