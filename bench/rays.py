@@ -1,14 +1,17 @@
 """`python -m bench.rays [TASKS]`: CPU-bound tasks on one and two cores, in a worker's processes and on Ray.
 
-Prints tasks per second, in turns, and the median of each. A task computes for about 20 ms. The Ray cluster is
-local and has as many CPUs as the worker has processes.
+Prints tasks per second beside the same calls without Penstock, in turns, and the median of each. A task
+computes for about 6 ms. The Ray cluster is local and has as many CPUs as the worker has processes.
+PostgreSQL, the worker and the actors share the machine's cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -34,8 +37,14 @@ def compute(n: int) -> str:
     return digest.hex()
 
 
-app.task(kind="own", cpu_bound=True)(compute)
-app.task(kind="ray", engine="ray")(compute)
+@app.task(cpu_bound=True)
+def own(n: int) -> str:
+    return compute(n)
+
+
+@app.task(kind="ray", engine="ray")
+def on_ray(n: int) -> str:
+    return compute(n)
 
 
 @contextmanager
@@ -58,6 +67,39 @@ def cluster(cores: int) -> Generator[None]:
         made.shutdown()
 
 
+def bare(cores: int, n: int) -> float:
+    """Tasks per second in processes that do nothing else."""
+    with multiprocessing.get_context("spawn").Pool(cores) as pool:
+        pool.map(compute, range(4 * cores))
+        begun = time.perf_counter()
+        for _ in pool.imap_unordered(compute, range(n)):
+            pass
+        return n / (time.perf_counter() - begun)
+
+
+def bare_ray(cores: int, n: int) -> float:
+    """Tasks per second in actors that get their next call when the last one ends."""
+    ray: Any = importlib.import_module("ray")
+    pools: Any = importlib.import_module("ray.util")
+    ray.init(address="auto", log_to_driver=False)
+
+    class Computer:
+        def compute(self, n: int) -> str:
+            return compute(n)
+
+    def call(actor: Any, n: int) -> Any:
+        return actor.compute.remote(n)
+
+    try:
+        pool = pools.ActorPool([ray.remote(Computer).options(num_cpus=1).remote() for _ in range(cores)])
+        list(pool.map_unordered(call, range(4 * cores)))
+        begun = time.perf_counter()
+        list(pool.map_unordered(call, range(n)))
+        return n / (time.perf_counter() - begun)
+    finally:
+        ray.shutdown()
+
+
 async def drain(dsn: str, kind: str, cores: int, n: int) -> float:
     """Tasks per second, once the worker has run some: its processes or actors are there."""
     worker = Worker(app, dsn=dsn, kinds=[kind], concurrency=cores)
@@ -74,6 +116,9 @@ async def drain(dsn: str, kind: str, cores: int, n: int) -> float:
             while await holds(connection, waiting):  # noqa: ASYNC110 another process ends them
                 await asyncio.sleep(0.02)
             rate = count / (time.perf_counter() - begun)
+        # Tasks that fail are not computed: their rate would be that of retries.
+        if await holds(connection, "select from penstock.jobs where status <> 'completed'"):
+            raise RuntimeError(f"tasks of kind {kind} failed")
         return rate
     finally:
         running.cancel()
@@ -97,23 +142,29 @@ async def holds(connection: psycopg.AsyncConnection[Any], query: LiteralString, 
 
 
 def main() -> None:
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    print("| cores | own processes | Ray | Ray : own |\n|---|---|---|---|")
+    n = int(sys.argv[1]) if len(sys.argv) > 1 else 600
+    print("| cores | processes alone | own processes | Ray alone | Ray |\n|---|---|---|---|---|")
     with server.postgres() as postgres:
         dsn = postgres.create_database("rays")
         ours.prepare(dsn)
         with psycopg.connect(dsn, autocommit=True) as connection:
             ours.tenant(connection, "rays")
         for cores in (1, 2):
-            found: dict[str, list[float]] = {"own": [], "ray": []}
+            found: dict[str, list[float]] = {"processes alone": [], "own": [], "Ray alone": [], "ray": []}
             with cluster(cores):
                 for _ in range(ROUNDS):
-                    for kind, rates in found.items():
-                        rates.append(asyncio.run(drain(dsn, kind, cores, n)))
-            ratio = statistics.median(b / a for a, b in zip(found["own"], found["ray"], strict=True))
-            own, ray = (statistics.median(rates) for rates in found.values())
-            print(f"| {cores} | {own:.0f} tasks/s | {ray:.0f} tasks/s | {ratio:.2f} × |", flush=True)
+                    found["processes alone"].append(bare(cores, n))
+                    found["own"].append(asyncio.run(drain(dsn, "own", cores, n)))
+                    found["Ray alone"].append(bare_ray(cores, n))
+                    found["ray"].append(asyncio.run(drain(dsn, "ray", cores, n)))
+            alone, ours_own, ray_alone, ours_ray = (statistics.median(rates) for rates in found.values())
+            print(
+                f"| {cores} | {alone:.0f} tasks/s | {ours_own:.0f} tasks/s ({ours_own / alone:.2f} ×) |"
+                f" {ray_alone:.0f} tasks/s | {ours_ray:.0f} tasks/s ({ours_ray / ray_alone:.2f} ×) |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    main()
+    # Actors import the handlers by the name of their module.
+    importlib.import_module("bench.rays").main()

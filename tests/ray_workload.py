@@ -32,6 +32,11 @@ def crash() -> None:
     os._exit(3)
 
 
+def crush(n: int) -> int:
+    """A plain function: no task has this name."""
+    return n * n
+
+
 @app.task(max_attempts=1)
 async def compute(ctx: Context) -> dict[str, int]:
     return {"pid": await ctx.acompute(os.getpid, on="ray"), "own": os.getpid()}

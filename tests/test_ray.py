@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Invalid, testing
+from penstock.worker import ray_actors
 from tests import ray_workload
 
 # Ray leaves files and sockets to the garbage collector.
@@ -84,6 +85,46 @@ def test_a_limit_kills_the_actor_and_a_crash_fails_the_attempt(
     assert found == {"too_long": "timeout", "crash": "process_died"}
     pid = int((tmp_path / "pid").read_text())
     eventually(lambda: not Path(f"/proc/{pid}").exists(), "the actor's process is gone")
+
+
+@pytest.mark.slow
+def test_an_actor_gets_one_call_per_task_once_it_knows_the_handler(
+    cluster: Any, drain: testing.Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B11/ray: each call takes about as long as a task of a few milliseconds."""
+    cluster.add_node(**NODE, resources={"spot": 1})
+    calls = 0
+    real = ray_actors._get
+
+    async def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await real(*arguments)
+
+    monkeypatch.setattr(ray_actors, "_get", counted)
+    app = drain.use(ray_workload.app)
+    jobs = [ray_workload.square.start(str(tmp_path), n, False) for n in range(10)]
+    drain(app, concurrency=1)
+    assert [job.result(timeout=5) for job in jobs] == [n * n for n in range(10)]
+    assert calls == 12, "two calls start an actor: it is placed and imports the handler"
+
+
+def test_a_worker_refuses_a_task_that_another_process_would_not_find(drain: testing.Drain) -> None:
+    app = drain.use(App())
+    app.task(kind="other", cpu_bound=True)(ray_workload.crush)
+    with pytest.raises(Invalid, match="crush is not this task"):
+        drain(app)
+
+
+def test_a_worker_refuses_a_task_for_ray_of_the_main_module(
+    drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = drain.use(App())
+    monkeypatch.setattr("penstock.worker.engines.find_spec", lambda name: name)
+    monkeypatch.setattr(ray_workload.crush, "__module__", "__main__")
+    app.task(engine="ray")(ray_workload.crush)
+    with pytest.raises(Invalid, match="cannot import from __main__"):
+        drain(app)
 
 
 def test_an_engine_and_its_resources_are_checked_when_a_task_is_declared() -> None:

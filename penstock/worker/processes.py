@@ -157,12 +157,18 @@ def _serve(pipe: Connection) -> None:
             pipe.send(("failed", outcome.describe(failure)))
 
 
+def named(module: str, name: str) -> Any:
+    """What another process finds under the name of a function."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def respond(module: str, name: str, arguments: Arguments | None) -> tuple[Any, ...]:
     """Run a function by its name, or only import it; the result, or the described exception."""
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found = named(module, name)
         if arguments is None:
             return ("ready",)
         if isinstance(arguments, tuple):

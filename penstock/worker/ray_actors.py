@@ -60,8 +60,10 @@ class RayActors:
         name = (function.__module__, function.__qualname__)
         try:
             await self._place(ray, actor, resources)
-            async with outcome.limited(START_SECONDS):
-                await _get(ray, actor.handle.run, *name, None)
+            if name not in actor.known:
+                async with outcome.limited(START_SECONDS):
+                    await _get(ray, actor.handle.run, *name, None)
+                actor.known.add(name)
             async with outcome.limited(limit):
                 status, *rest = await _get(ray, actor.handle.run, *name, arguments)
         except BaseException:
@@ -144,6 +146,8 @@ class _Actor:
     def __init__(self, key: str, handle: Any) -> None:
         self.key, self.handle = key, handle
         self.is_placed, self.uses = False, 0
+        self.known: set[tuple[str, str]] = set()
+        """The functions it has imported, by module and name."""
 
 
 def _connect() -> Any:
