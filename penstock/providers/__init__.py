@@ -23,6 +23,7 @@ from penstock.providers.interface import (
     TextRequest,
     VideoRequest,
     VisionRequest,
+    Word,
 )
 from penstock.providers.operating import operate, receive_webhooks
 from penstock.providers.registry import adapter, adapters
@@ -41,6 +42,7 @@ __all__ = [
     "TextRequest",
     "VideoRequest",
     "VisionRequest",
+    "Word",
     "adapter",
     "adapters",
     "ask",

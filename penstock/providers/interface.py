@@ -104,15 +104,29 @@ Request: TypeAlias = TextRequest | SpeechRequest | VisionRequest | VideoRequest
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a picture, and where it stands."""
+
+    text: str
+    corners: tuple[tuple[float, float], ...]
+    """Top left, top right, bottom right and bottom left as the word is read: in a picture that is upside
+    down, the first is at the bottom right. As parts of the picture's width and height."""
+    score: float
+    """How sure the provider is, from 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a provider made, and the units that it charges for."""
 
     units: Mapping[str, float]
-    """By meter: input_tokens, output_tokens (with reasoning), characters, seconds, pages, requests."""
+    """By meter: input_tokens, output_tokens (with reasoning), characters, seconds, requests."""
     text: str = ""
     data: bytes | None = field(default=None, repr=False)
     """A recording (WAV) or a film."""
     media_type: str = "text/plain"
+    words: tuple[Word, ...] = ()
+    """Of a picture, from providers that return places."""
     signal: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What the headers say about the provider's limits, in the form of `penstock.sdk.signals`."""
 

@@ -15,8 +15,9 @@ from penstock.simulator.openai import OpenAI
 from penstock.simulator.provider import Provider, Reason
 from penstock.simulator.sheets import SheetsConfig
 from penstock.simulator.shield import ShieldConfig
+from penstock.simulator.vision import GoogleVision
 
-PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic())
+PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic(), GoogleVision())
 
 Fault = Literal["429", "500", "529", "timeout"]
 Outcome = Literal["refusal", "filter", "truncated"]

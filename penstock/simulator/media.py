@@ -1,4 +1,4 @@
-"""Simulated media: speech of ElevenLabs, pictures of Google Vision, videos of Replicate and Runway."""
+"""Simulated media: speech of ElevenLabs, videos of Replicate and Runway."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.simulator import content
 from penstock.simulator.provider import Behavior
 
 PATHS = re.compile(
-    r"/v1/(text-to-speech/[^/]+|images:annotate|models/[^/]+/[^/]+/predictions|predictions/\w+(/cancel)?"
+    r"/v1/(text-to-speech/[^/]+|models/[^/]+/[^/]+/predictions|predictions/\w+(/cancel)?"
     r"|text_to_video|tasks/[\w-]+|video-files/\w+\.mp4|account|organization)"
 )
 SECRET = "whsec_" + base64.b64encode(b"simulated-webhook-secret").decode()
@@ -110,8 +110,6 @@ class MediaServer:
         match method, *parts:
             case "POST", "text-to-speech", voice:
                 return self._speak(voice, query, fields)
-            case "POST", "images:annotate":
-                return self._read(fields)
             case "POST", "models", owner, name, "predictions":
                 return self._predict(f"{owner}/{name}", fields)
             case "GET", "predictions", id if id in self.videos:
@@ -134,7 +132,7 @@ class MediaServer:
             case _:
                 return MediaResponse(404, {"detail": "The requested resource could not be found."})
 
-    # Speech and pictures
+    # Speech
 
     def _speak(self, voice: str, query: Mapping[str, str], fields: dict[str, Any]) -> MediaResponse:
         text = fields.get("text")
@@ -146,20 +144,6 @@ class MediaServer:
         headers = {"x-character-count": str(len(text)), "request-id": hashlib.md5(text.encode()).hexdigest()}  # noqa: S324
         samples = content.sound(text + voice, 0)[44:]
         return MediaResponse(200, body=samples, media_type="audio/pcm", headers=headers)
-
-    def _read(self, fields: dict[str, Any]) -> MediaResponse:
-        answers: list[dict[str, Any]] = []
-        requests: list[Any] = fields.get("requests") or []
-        for request in requests:
-            try:
-                data = base64.b64decode(request["image"]["content"], validate=True)
-            except (KeyError, TypeError, ValueError):
-                error = {"code": 3, "message": "Bad image data.", "status": "INVALID_ARGUMENT"}
-                answers.append({"error": error})
-                continue
-            text = content.answer(hashlib.sha256(data).hexdigest(), 0, 40)[0]
-            answers.append({"fullTextAnnotation": {"text": text, "pages": [{"width": 1, "height": 1}]}})
-        return MediaResponse(200, {"responses": answers})
 
     # Videos
 

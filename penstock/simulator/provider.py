@@ -142,6 +142,8 @@ class Provider(ABC):
     """Prefixes of accepted model names, so that new models work without an update."""
     request_id: ClassVar[str]
     """The response header with the request id."""
+    sends_retry_after: ClassVar[bool] = True
+    """Whether a 429 says when to try again."""
     endpoints: ClassVar[Mapping[str, Endpoint]]
     """Handlers of rate-limited POST requests by path."""
 

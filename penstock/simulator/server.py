@@ -36,7 +36,7 @@ from penstock.simulator.subscriptions import StripeError
 MOST_BYTES = 32 * 1024 * 1024
 """Maximum size of a body; larger ones get status 413."""
 
-_OPENAI, _ANTHROPIC = PROVIDERS
+_OPENAI, _ANTHROPIC = PROVIDERS[:2]
 _POSTS = {path: provider for provider in PROVIDERS for path in provider.endpoints}
 _COUNT_TOKENS, _MODELS, _CONTROL = "/v1/messages/count_tokens", "/v1/models", "/_simulator/"
 _TIMEOUT_SECONDS = 600.0  # how long a request with the fault `timeout` stays open
@@ -314,7 +314,7 @@ class _Exchange:
         if problem.reason == "rate" and account is not None:
             response.headers.update(provider.limit_headers(account, self.simulator.clock()))
             wait = problem.rejection.wait if problem.rejection else 1.0
-            if math.isfinite(wait):
+            if math.isfinite(wait) and provider.sends_retry_after:
                 response.headers["retry-after"] = str(math.ceil(wait))
                 response.headers["retry-after-ms"] = str(math.ceil(wait * 1000))
         await self._say(provider, status, response)
@@ -365,10 +365,10 @@ class _Exchange:
             await self._wait_for_disconnect()
         await self._answer(_json(found, status))
 
-    # Speech, pictures, videos
+    # Speech, videos
 
     async def make_media(self) -> None:
-        """Answer as ElevenLabs, Google Vision, Replicate or Runway."""
+        """Answer as ElevenLabs, Replicate or Runway."""
         body = await self._body()
         query = dict(QueryParams(self.scope["query_string"]))
         await self._sleep(self.simulator.latency())

@@ -95,7 +95,7 @@ class Simulator:
         self.telemetry = TelemetrySink()
         """The events of product telemetry, and how the sink behaves."""
         self.media = MediaServer(self.behavior, self.clock, lambda: self.config.video_seconds)
-        """Speech of ElevenLabs, pictures of Google Vision, videos of Replicate and Runway."""
+        """Speech of ElevenLabs, videos of Replicate and Runway."""
         self.stripe = StripeServer(self.clock, seed)
         """The Stripe account: customers, subscriptions and webhooks."""
         self.shield = ShieldServer(lambda: self.config.shield)

@@ -361,6 +361,11 @@ def scanned(document: bytes, *, dpi: int = 200) -> bytes:
         images = [page.render(scale=dpi / 72).to_pil().convert("L") for page in opened]
     finally:
         opened.close()
+    return images_as_pdf(images, dpi)
+
+
+def images_as_pdf(images: list[Image.Image], dpi: int = 200) -> bytes:
+    """A PDF whose pages are these images."""
     target = io.BytesIO()
     images[0].save(target, "PDF", save_all=True, append_images=images[1:], resolution=dpi)
     return target.getvalue()

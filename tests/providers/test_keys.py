@@ -215,7 +215,7 @@ class Proxy:
     [
         ("openai/gpt-4o", "OPENAI_API_KEY", b"api.openai.com"),
         ("anthropic/claude-haiku-4-5", "ANTHROPIC_API_KEY", b"api.anthropic.com"),
-        ("google/vision", "GOOGLE_API_KEY", b"vision.googleapis.com"),
+        ("google/vision-api", "GOOGLE_API_KEY", b"vision.googleapis.com"),
     ],
 )
 async def test_proxy_of_the_environment_tunnels_keys_and_sees_nothing_of_this_machine(

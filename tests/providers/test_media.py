@@ -26,6 +26,7 @@ from penstock.providers import (
     adapters,
     ask,
     catalogue,
+    failures,
 )
 from penstock.providers.connection import Key, host_of
 from penstock.providers.hosts import OWN
@@ -43,6 +44,7 @@ REQUESTS: dict[str, Any] = {
 }
 KEYS = {"elevenlabs": "xi-api-key", "google": "x-goog-api-key"}
 FILM = b"a film"
+VISION = "google/vision-api"
 
 
 def connected(name: str) -> Connection:
@@ -83,6 +85,15 @@ async def test_recorded_answer_of_media_is_understood(wire: Wire, name: str) -> 
             assert answer == Submitted(expected["external_id"])
         elif "units" in expected:
             assert dict(answer.units) == expected["units"] and answer.text == expected.get("text", "")
+            # The first and the third corner of each word.
+            assert [
+                [
+                    word.text,
+                    [round(side, 6) for side in (*word.corners[0], *word.corners[2])],
+                    round(word.score, 6),
+                ]
+                for word in answer.words
+            ] == expected.get("words", [])
             assert answer.data == FILM if "file" in expected else True
         else:
             assert answer is None
@@ -169,9 +180,51 @@ async def test_simulated_providers_speak_and_read() -> None:
             provider="elevenlabs/eleven_flash_v2_5",
             url=running.url,
         )
-        read = await ask(Context.fake(), VisionRequest(PICTURE), provider="google/vision", url=running.url)
+        read = await ask(Context.fake(), VisionRequest(PICTURE), provider=VISION, url=running.url)
     assert spoken.units["characters"] == 11 and (spoken.data or b"").startswith(b"RIFF")
-    assert read.text and read.units["pages"] == 1
+    assert read.text.split() == [word.text for word in read.words] and read.units == {"requests": 1}
+    for word in read.words:
+        (left, top), _, (right, bottom), _ = word.corners
+        assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
+
+
+async def test_simulated_vision_has_quotas_and_errors_in_the_form_of_google() -> None:
+    """R3.6/outside-ocr: what a lane must cope with; the simulator counts what passes a quota."""
+    now = [1000.0]
+
+    async def read(picture: Image = PICTURE) -> Any:
+        return await ask(Context.fake(), VisionRequest(picture), provider=VISION, url=running.url)
+
+    async def failure(picture: Image = PICTURE) -> Any:
+        with pytest.raises(Exception) as failed:
+            await read(picture)
+        return failed.value
+
+    async with simulator.serve(limits={"google": {"rpm": 2}}, clock=lambda: now[0]) as running:
+        await read()
+        await read()
+        signal = signals.of(await failure())
+        assert signal is not None and (signal["status"], signal.get("retry_after_seconds")) == (429, None)
+        assert running.stats()["violation_count"] == 1
+        now[0] += 30
+        await read()
+        running.configure(limits={}, faults={"500": 1})
+        assert failures.status_of(await failure()) == 500
+        running.configure(faults={"529": 1})
+        assert failures.status_of(await failure()) == 503
+        running.configure(faults={}, quota_exhausted=True)
+        signal = signals.of(await failure())
+        assert signal is not None and signal["status"] == 402, "an account without billing is an empty one"
+        running.configure(quota_exhausted=False)
+        assert (await failure(Image(b"no picture"))).code == "provider_refused"
+        large = Image(PICTURE.data + bytes(8 << 20))
+        refused = await failure(large)
+        assert refused.code == "provider_refused" and "10485760" in str(refused)
+    assert running.stats()["violation_count"] == 1
+
+
+def test_catalogue_prices_a_picture_read_by_google() -> None:
+    assert catalogue.price(VISION, {"requests": 1000}) == Decimal("1.50")
 
 
 @pytest.mark.parametrize("provider", ["replicate/minimax/video-01", "runway/gen4.5"])

@@ -41,7 +41,7 @@ ADAPTERS = [
     ("anthropic/claude-haiku-4-5", "text"),
     ("openai/tts-1", "speech"),
     ("elevenlabs/eleven_flash_v2_5", "speech"),
-    ("google/vision", "vision"),
+    ("google/vision-api", "vision"),
     ("replicate/minimax/video-01", "video"),
     ("runway/gen4.5", "video"),
 ]
@@ -128,7 +128,7 @@ async def test_answer_that_does_not_arrive_is_lost(provider: str, medium: Any) -
     assert away.value.code == "network_error"
 
 
-@pytest.mark.parametrize("provider", ["openai/gpt-4o-mini", "google/vision"])
+@pytest.mark.parametrize("provider", ["openai/gpt-4o-mini", "google/vision-api"])
 async def test_answer_that_is_too_late_is_lost(provider: str) -> None:
     """Of an official client, and of documented wire."""
     medium = "text" if provider.startswith("openai") else "vision"

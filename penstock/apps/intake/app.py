@@ -4,6 +4,7 @@
                    ├─ read 9…16 ─┤                             └─ store   └─ store            │
                    …             …                                                            …
 
+If an outside provider is to read pages, `plan` first adds `look`, and `arrange` and `plan` once more.
 `admit`, `plan` and `settle` also run after a failure, so that a file always gets a final status. An upload
 starts the job; `maintain` runs every minute for what crashes and cancellations leave behind.
 """
@@ -11,22 +12,24 @@ starts the job; `maintain` runs every minute for what crashes and cancellations 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from pydantic import BaseModel
 
-from penstock import App, Context, Fail
-from penstock.apps.intake import layout, models, passes, reading, scanning
+from penstock import App, Context, Fail, providers
+from penstock.apps.intake import layout, models, passes, places, reading, scanning
 from penstock.apps.intake.settings import settings
 from penstock.contract import artifacts
 from penstock.errors import NotFound
 from penstock.postgres import db
 from penstock.redaction import redact_personal
+from penstock.sdk.signature import Step
 from penstock.types import Starter
 
 PAGES_PER_TASK = 8
@@ -71,6 +74,8 @@ class Laid(BaseModel):
     score: float
     methods: dict[str, int]
     poor_pages: list[int]
+    outside_pages: list[int] = []
+    """Pages that an outside provider is to read."""
     turned_pages: dict[int, float] = {}
 
 
@@ -119,14 +124,52 @@ async def admit(ctx: Context, shell_file_id: UUID, scanned: Scanned | None) -> s
 async def read(ctx: Context, shell_file_id: UUID, first: int, last: int) -> list[dict[str, Any]]:
     """Read the words of some pages, with their boxes."""
     ctx.progress(0, message=f"reading pages {first} to {last}")
+    has_ocr = not settings().reads_all_scans_outside
     async with _original(ctx, shell_file_id) as (path, file):
-        return await ctx.acompute(reading.read, str(path), file.mime_type, first, last)
+        return await ctx.acompute(reading.read, str(path), file.mime_type, first, last, has_ocr)
+
+
+@app.task(kind="intake_look", phase="ocr", timeout="10m", max_attempts=5, category="ai", starters=SERVICE)
+async def look(ctx: Context, shell_file_id: UUID, pages: list[int]) -> list[dict[str, Any]]:
+    """Let an outside provider read some pages: those that it found words on, with their boxes."""
+    chosen = settings()
+    provider = ctx.provider or chosen.ocr
+    if provider is None:
+        raise Fail("these pages are for an outside provider, but INTAKE_OCR is not set here", code="no_ocr")
+    await _check_consent(ctx, shell_file_id)
+    found: list[dict[str, Any]] = []
+    async with _original(ctx, shell_file_id) as (path, file):
+
+        async def read_outside(number: int) -> dict[str, Any]:
+            data, width, height = await ctx.acompute(reading.scan, str(path), file.mime_type, number)
+            wanted = providers.VisionRequest(providers.Image(data, "image/jpeg"))
+            answer = await providers.ask(ctx, wanted, provider=provider, url=chosen.ocr_url)
+            if answer.text.strip() and not answer.words:
+                raise Fail(f"{provider} returns texts without their places", code="bad_answer")
+            return places.page_of(number, answer.words, width, height)
+
+        for done, number in enumerate(pages):
+            ctx.progress(done, len(pages), message=f"asking {provider} for page {number}")
+            # A page is paid for once, however often the task runs.
+            page = await ctx.step(f"page-{number}", read_outside, number)
+            if page["words"]:
+                found.append(page)
+    return found
 
 
 @app.task(kind="fast_queue_spatial", phase="spatial", timeout="5m", category="fast", starters=SERVICE)
-async def arrange(ctx: Context, shell_file_id: UUID, parts: list[list[dict[str, Any]]]) -> Laid:
-    """Arrange the words of all pages: lines, blocks, reading order, tables."""
-    pages = [page for part in parts for page in part]
+async def arrange(
+    ctx: Context,
+    shell_file_id: UUID,
+    parts: list[list[dict[str, Any]]],
+    looked: list[list[dict[str, Any]]] | None = None,
+) -> Laid:
+    """Arrange the words of all pages: lines, blocks, reading order, tables. What was read outside counts."""
+    pages = list({page["number"]: page for part in [*parts, *(looked or [])] for page in part}.values())
+    poor = [page["number"] for page in pages if reading.is_poor(page)]
+    outside = poor if settings().ocr is not None and looked is None else []
+    if not outside and looked is None and any(page["method"] == "none" for page in pages):
+        raise Fail("scans were left for an outside provider, but INTAKE_OCR is not set here", code="no_ocr")
     document = await ctx.acompute(layout.arrange, pages)
     text = json.dumps({"shell_file_id": str(shell_file_id), **document}, ensure_ascii=False)
     saved = await ctx.asave("layout.json", text.encode(), "application/json")
@@ -140,7 +183,8 @@ async def arrange(ctx: Context, shell_file_id: UUID, parts: list[list[dict[str, 
         characters=len(layout.text_of(document)),
         score=round(sum(page["score"] for page in pages) / max(1, len(pages)), 4),
         methods=methods,
-        poor_pages=[page["number"] for page in pages if page["score"] < reading.POOR_SCORE],
+        poor_pages=poor,
+        outside_pages=outside,
         turned_pages={page["number"]: page["rotation"] for page in pages if page["rotation"]},
     )
 
@@ -150,7 +194,10 @@ async def plan(ctx: Context, shell_file_id: UUID, laid: Laid | None) -> str:
     """Store the layout and add the passes, or end the file."""
     if laid is None:
         return await _settle(ctx, shell_file_id)
-    summary = laid.model_dump(mode="json", exclude={"artifact_id", "path"})
+    if laid.outside_pages:
+        await ctx.aadd_tasks(intake_looking.draw({"shell_file_id": shell_file_id, "laid": laid}).tasks)
+        return "processing"
+    summary = laid.model_dump(mode="json", exclude={"artifact_id", "path", "outside_pages"})
     await _store(ctx, shell_file_id, "ocr", summary, None)
     await _store(ctx, shell_file_id, "spatial", summary, laid.artifact_id)
     arguments = (ctx.tenant_id, shell_file_id, ctx.job_id)
@@ -264,6 +311,22 @@ def intake_reading(shell_file_id: UUID, pages: int) -> None:
 
 
 @app.job
+def intake_looking(shell_file_id: UUID, laid: Laid) -> None:
+    """The part of the job that an outside provider reads. `plan` adds it."""
+    numbers, count = laid.outside_pages, sum(laid.methods.values())
+    looked = [
+        look.options(provider=settings().ocr, units={"requests": len(some)}).step(shell_file_id, some)
+        for some in (
+            numbers[start : start + PAGES_PER_TASK] for start in range(0, len(numbers), PAGES_PER_TASK)
+        )
+    ]
+    # The outputs of the tasks that read the pages here.
+    parts = [Step(f"{read.kind}-{number}") for number in range(1, math.ceil(count / PAGES_PER_TASK) + 1)]
+    again = arrange.options(key="arrange-again").step(shell_file_id, cast("Any", parts), looked)
+    plan.options(key="plan-again", after_failure="run").step(shell_file_id, again)
+
+
+@app.job
 def intake_passes(shell_file_id: UUID, laid: Laid) -> None:
     """The part of the job that asks models. `plan` adds it."""
     chosen = settings()
@@ -328,11 +391,7 @@ async def _pass(
 ) -> Answered:
     ctx.progress(0, message=f"asking the model, {name}")
     chosen = settings()
-    async with app.connections() as pool:
-        statement = "select intake.may_process(%s, %s)"
-        [(may_process,)] = await db.rows(pool, statement, (ctx.tenant_id, shell_file_id))
-    if not may_process:
-        raise Fail("the patient has not consented to processing by models", code="no_consent")
+    await _check_consent(ctx, shell_file_id)
     lines = await _lines(laid)
     shown = lines
     if chosen.redacts:
@@ -353,6 +412,15 @@ async def _pass(
     if isinstance(answer, passes.Facts):
         made = {"facts": passes.checked_facts(answer, lines)}
     return Answered(answer=made, model=provider, prompt_name=question.name, prompt_version=question.version)
+
+
+async def _check_consent(ctx: Context, shell_file_id: UUID) -> None:
+    """Fail if nothing of the file may leave: its patient has not consented, and the setting requires it."""
+    async with app.connections() as pool:
+        statement = "select intake.may_process(%s, %s)"
+        [(may_process,)] = await db.rows(pool, statement, (ctx.tenant_id, shell_file_id))
+    if not may_process:
+        raise Fail("the patient has not consented to processing by models", code="no_consent")
 
 
 async def _lines(laid: Laid) -> dict[int, dict[str, Any]]:

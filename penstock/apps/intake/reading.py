@@ -32,7 +32,7 @@ SECONDS = 600
 _MEMORY = 3 << 30
 _LONGEST_SIDE = 4000
 _GRID = 100_000
-_LEAST_SKEW, _MOST_SKEW = 0.8, 20.0
+LEAST_SKEW, MOST_SKEW = 0.8, 20.0
 """Degrees. Below, lines do not overlap; above, it is no skew."""
 _BICUBIC = 3
 LINE_COLOR = (70, 110, 200)
@@ -41,11 +41,11 @@ _LEAST_CONTRAST = 25
 """A page whose darkest part differs less than this from its paper (of 255) is blank."""
 
 
-def read(path: str, content_type: str, first: int, last: int) -> list[dict[str, Any]]:
-    """Read the pages `first` to `last`, counted from 1."""
+def read(path: str, content_type: str, first: int, last: int, has_ocr: bool = True) -> list[dict[str, Any]]:
+    """Read the pages `first` to `last`, counted from 1; without OCR, scans get the method `none`."""
     try:
         with limited(SECONDS, _MEMORY):
-            return [_read_page(path, content_type, number) for number in range(first, last + 1)]
+            return [_read_page(path, content_type, number, has_ocr) for number in range(first, last + 1)]
     except MemoryError:
         raise Fail(f"pages {first} to {last} need too much memory", code="document_too_large") from None
     except TooMuchWork as error:
@@ -80,18 +80,37 @@ def image(
     return target.getvalue()
 
 
+def is_poor(page: dict[str, Any]) -> bool:
+    """Whether OCR read a page poorly: with low scores, or next to nothing on a page that is not blank."""
+    characters = sum(len(word["text"]) for word in page["words"])
+    return page["score"] < POOR_SCORE or (page["method"] == "ocr" and 0 < characters < LEAST_CHARACTERS)
+
+
+def scan(path: str, content_type: str, number: int) -> tuple[bytes, int, int]:
+    """A page as JPEG for an outside OCR provider, with its width and height."""
+    target = io.BytesIO()
+    with limited(60):
+        picture = _render(path, content_type, number, DPI)
+        # A PNG of a noisy scan would pass the 10 MB that Google takes.
+        picture.save(target, "JPEG", quality=90)
+    return target.getvalue(), picture.width, picture.height
+
+
 def _in_pixels(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float]:
     left, top, right, bottom = box
     return left * size[0], top * size[1], right * size[0], bottom * size[1]
 
 
-def _read_page(path: str, content_type: str, number: int) -> dict[str, Any]:
+def _read_page(path: str, content_type: str, number: int, has_ocr: bool) -> dict[str, Any]:
     if content_type == "application/pdf":
         words, is_scan = _text_layer(path, number)
         least = LEAST_CHARACTERS_OF_SCAN if is_scan else LEAST_CHARACTERS
         if sum(len(word["text"]) for word in words) >= least:
             return {"number": number, "method": "text", "score": 1.0, "rotation": 0, "words": words}
-    return {"number": number, "method": "ocr", **_recognize(_render(path, content_type, number, DPI))}
+    picture = _render(path, content_type, number, DPI)
+    if not has_ocr and not _is_blank(picture):
+        return {"number": number, "method": "none", "score": 0.0, "rotation": 0, "words": []}
+    return {"number": number, "method": "ocr", **_recognize(picture)}
 
 
 # The text layer
@@ -234,7 +253,7 @@ def _recognize(picture: Any) -> dict[str, Any]:
             found, angle = _recognize_turned(picture, rotation)
             if _weight(found) > 1.2 * _weight(best):
                 best, skew = found, angle
-    if _LEAST_SKEW <= abs(skew) <= _MOST_SKEW:
+    if LEAST_SKEW <= abs(skew) <= MOST_SKEW:
         straight, _ = _recognize_turned(picture, best["rotation"] + skew)
         if _weight(straight) > 0.95 * _weight(best):
             return straight
