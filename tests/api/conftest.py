@@ -194,3 +194,22 @@ def world(request: pytest.FixtureRequest, server: testing.Server) -> Iterator[Wo
         return
     with running(request.getfixturevalue("db"), request.getfixturevalue("api_settings")) as made:
         yield made
+
+
+TASKS = [{"kind": "work"}]
+
+
+@pytest.fixture
+def ann(world: World) -> Person:
+    """A user who may start jobs with tasks of the kind `work`."""
+    world.kind("work")
+    return world.join("ann")
+
+
+def start(world: World, who: Person, **others: Any) -> str:
+    """Start a job with one task, and return its id."""
+    answer = world.client.post(
+        "/api/jobs/start", json={"type": "report", "tasks": TASKS, **others}, headers=who.headers
+    )
+    assert answer.status_code == 201, answer.text
+    return answer.json()["id"]

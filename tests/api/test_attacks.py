@@ -16,8 +16,9 @@ import structlog
 
 from penstock.api.limits import Rate
 from tests.api.conftest import World
+from tests.api.matrix import CANARY, filled, make
 from tests.api.test_artifacts import upload
-from tests.api.test_matrix import CANARY, ROWS, filled, make
+from tests.api.test_matrix import ROWS
 
 # Each is meant to become something else than a value.
 INJECTIONS = [

@@ -28,7 +28,7 @@ from penstock.api import events as live
 from penstock.api.limits import Limits
 from penstock.settings import Settings
 from tests.api.conftest import World, bearer
-from tests.api.test_matrix import Things, make, operations
+from tests.api.matrix import Things, make, operations
 
 pytestmark = pytest.mark.slow
 

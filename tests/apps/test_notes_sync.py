@@ -35,7 +35,7 @@ from penstock.apps.notes.device.tables import SYNCED
 from penstock.postgres import db
 from tests.api.conftest import settings_on, without_upkeep
 from tests.api.rest.conftest import Person, Site, served
-from tests.apps.test_notes_device import fill
+from tests.apps.notes_store import fill
 from tests.conftest import Eventually
 
 notes: App = pytest.importorskip("penstock.apps.notes.app").app

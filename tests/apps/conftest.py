@@ -1,0 +1,44 @@
+"""Fixtures of the tests of apps: libraries and devices of notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import testing
+from penstock.apps.notes.app import app
+from penstock.apps.notes.device import Store
+from penstock.postgres import migrate
+from tests.apps.notes_library import Library, join
+from tests.apps.notes_store import Ticking
+
+
+@pytest.fixture(scope="session")
+def notes_db(penstock_server: testing.Server) -> Iterator[testing.Database]:
+    """One database with the SQL of notes for all tests that use it, each with a user of its own."""
+    assert app.own is not None
+    with penstock_server.database() as database:
+        migrate.migrate(database.dsn, folder=app.own.folder, schema=app.own.schema)
+        yield database
+
+
+@pytest.fixture
+def library(notes_db: testing.Database) -> Library:
+    return join(notes_db)
+
+
+@pytest.fixture
+def own_library(db: testing.Database) -> Library:
+    """A library in a database of its own, for tests that change its clock or gates."""
+    assert app.own is not None
+    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
+    return join(db)
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    """A device without a file."""
+    made = Store(now_ms=Ticking())
+    yield made
+    made.close()
