@@ -6,6 +6,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -222,16 +223,14 @@ def test_a_result_that_is_found_late_is_charged_in_one_cell(pair: Pair) -> None:
 def test_a_job_that_ends_while_it_is_paused_stops_no_move(pair: Pair, eventually: Eventually) -> None:
     job = pair.old.start(1)
     worker = Contract(pair.dbs[0].connect(), pair.tenant)
-    moved: list[int] = []
-    thread = threading.Thread(target=lambda: moved.append(pair.move()))
     blocked = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query ~ '_drain_tenant'"
     task = worker.claim_one()
-    with worker.connection.transaction():
-        worker.complete(task)
-        thread.start()
-        eventually(lambda: pair.old.execute(blocked))
-    thread.join(60)
-    assert moved == [1]
+    with ThreadPoolExecutor(1) as threads:
+        with worker.connection.transaction():
+            worker.complete(task)
+            moving = threads.submit(pair.move)
+            eventually(lambda: pair.old.execute(blocked))
+        assert moving.result(60) == 1
     assert pair.new.status(job) == "completed"
 
 
