@@ -231,3 +231,24 @@ def test_members_of_a_suspended_tenant_may_read_and_not_write(pair: Pair) -> Non
     assert pair.old.value("is_member", tenant_id=pair.tenant) is True
     with pair.old.refused(503, "tenant_suspended"):
         pair.old.value("is_member", tenant_id=pair.tenant, roles=["owner", "admin", "member"])
+
+
+def test_members_read_nothing_more_in_a_cell_that_their_tenant_has_left(pair: Pair) -> None:
+    """S96: who is removed in the new cell must not read on in the old one, where the audit log stays."""
+    bob = join(pair.old, "bob")
+    pair.old.execute(
+        "insert into penstock.members (tenant_id, user_id, role) values (%s, %s, 'member')",
+        pair.tenant,
+        bob.id,
+    )
+    pair.old.start(1)
+    lines = "select count(*) from penstock.audit_log where tenant_id = %s"
+    with acting(pair.old, bob.id):
+        assert pair.old.one(lines, pair.tenant) > 0
+    pair.move()
+    with acting(pair.old, bob.id):
+        assert pair.old.one(lines, pair.tenant) == 0
+        with pair.old.refused(503, "tenant_suspended"):
+            pair.old.start(1)
+    with acting(pair.new, bob.id):
+        assert pair.new.one(lines, pair.tenant) > 0

@@ -68,7 +68,7 @@ async def _store(pool: db.Pool, found: Fetched) -> bool:
     try:
         result = await billing.record_subscription(pool, values, as_of=found.as_of, is_fetched=True)
     except PenstockError as error:
-        if error.status >= 500:
+        if error.status >= 500 and error.code != "tenant_suspended":
             raise
         log.error("billing.rejected", subscription=values["id"], code=error.code, error=error.message)
         return False

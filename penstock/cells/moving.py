@@ -312,12 +312,16 @@ def _copy_rows(move: Move, name: str, columns: Sequence[str], query: str, *, is_
         for block in out:
             incoming.write(block)
     if is_merged:
-        missing = f"select {quoted} from arriving"  # noqa: S608 names of the catalog
+        missing, conflict = f"select {quoted} from arriving", "do nothing"  # noqa: S608 names of the catalog
+        if name == "penstock.webhooks":
+            # Each cell gets every event, and ignores those of tenants that it does not have.
+            values = ", ".join(f'"{c}" = excluded."{c}"' for c in columns)
+            conflict = f"(source, key) do update set {values} where {name}.outcome = 'ignored'"
         if name == "penstock.audit_log":
             # Lines have no key. An equality of whole rows is hashed; a condition for each column is not.
             there = f"select {quoted} from {name} where tenant_id = '{move.tenant}'"  # noqa: S608
             missing += f" except all {there} order by at"
-        move.target.execute(f"insert into {name} ({quoted}) {missing} on conflict do nothing".encode())
+        move.target.execute(f"insert into {name} ({quoted}) {missing} on conflict {conflict}".encode())
         move.target.execute("drop table arriving")
 
 
@@ -354,10 +358,19 @@ def _switch(move: Move) -> str | None:
 
 
 def _activate(move: Move) -> str | None:
+    _copy_webhooks(move)
     _suspend(move.target, move.tenant, None)
     while one_row(move.target, "select penstock._resume_moved(%s) as count", (move.tenant,))["count"]:
         pass
     return move.record("remove")
+
+
+def _copy_webhooks(move: Move) -> None:
+    """Bring over the events that reached the old cell after the copy, and the new one before it."""
+    query = "select * from penstock._tenant_tables(%s) where name = 'penstock.webhooks'"
+    table = one_row(move.source, query, (move.tenant,))
+    with move.target.transaction():
+        _copy_table(move, Table(table["name"], table["columns"], table["condition"], is_merged=True))
 
 
 def _remove(move: Move) -> str | None:

@@ -81,7 +81,14 @@ async def process(conn: db.Connection, source: Source, delivery: webhooks.Delive
     try:
         async with conn.transaction():
             outcome = await source.handler(event) or "applied"
-    except (Unavailable, asyncio.CancelledError):
+    except Unavailable as error:
+        if error.code != "tenant_suspended":
+            raise
+        # The row goes with the tenant to its next database and is tried again there.
+        tenant_id = UUID(error.details["tenant_id"])
+        await webhooks.end(conn, delivery, outcome="unmatched", tenant_id=tenant_id)
+        return True
+    except asyncio.CancelledError:
         raise
     except Exception as error:
         log.exception("webhook.failed", source=delivery.source, key=delivery.key)

@@ -3494,8 +3494,8 @@ function penstock._delete_tenant_rows(uuid, integer, boolean)
   returns: text
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 701d7f52a58ac32743f008339edc9d25
-  comment: Deletes the next rows of a frozen tenant, children first, and returns the name of their table; null: none is left. p_keep keeps the tenant's row, members and keys.
+  body: sha256 37916d5bc084719ec79ac4c94e164665
+  comment: Deletes the next rows of a frozen tenant, children first, and returns the name of their table; null: none is left. p_keep keeps the tenant's row, profiles and keys. Members lose their rights in this database.
 
 function penstock._delete_waits(uuid, integer)
   arguments: p_job_id uuid, p_limit integer
@@ -5272,7 +5272,7 @@ function penstock._require_active(uuid)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ff3d6f5375f5ae864b29caa6ba9b38cb
+  body: sha256 941c854a7526b08ee3e1a287446cebcb
   comment: Raises an error while a tenant is suspended: nothing may change in a database that the tenant leaves.
 
 function penstock._require_admin()
@@ -5897,7 +5897,7 @@ function penstock._tenant_tables(uuid)
   returns: TABLE(name text, columns text[], compared text[], condition text, is_merged boolean, is_kept boolean)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b1159eb8cec0f28a05fc0ad3db313541
+  body: sha256 d3012e26877935fa93aec8313475968b
   comment: The tables with rows of a tenant, parents first. compared: the columns that are equal in both databases; is_merged: rows are added to those that are there; is_kept: they stay after a move, as the marker of where the tenant was.
 
 function penstock._turn_of_gated_lanes(integer[], text[], integer, uuid[])

@@ -12,7 +12,8 @@ begin
     return;
   end if;
   perform _refuse(503, 'tenant_suspended', 'the tenant is moving to another database',
-    '{"retry_after_seconds": 5}', 'Try again in a few seconds, with the same idempotency key.');
+    jsonb_build_object('retry_after_seconds', 5, 'tenant_id', p_tenant_id),
+    'Try again in a few seconds, with the same idempotency key.');
 end
 $$;
 comment on function penstock._require_active(uuid) is
@@ -170,9 +171,8 @@ language sql stable set search_path = penstock, pg_temp as $$
       and a.attname not in ('lane_id', 'gated_lane_id', 'endpoint_id', 'price_id', 'change_seq',
         'last_used_at')
       and not (f.is_ours and f.relname = 'endpoints' and a.attname = 'id') order by a.attname),
-    f.condition, f.is_ours and f.relname in ('audit_log', 'requests', 'identities'),
-    f.is_ours and f.relname in ('audit_log', 'requests', 'identities', 'tenants', 'profiles', 'members',
-      'api_keys')
+    f.condition, f.is_ours and f.relname in ('audit_log', 'requests', 'identities', 'webhooks'),
+    f.is_ours and f.relname in ('audit_log', 'requests', 'identities', 'tenants', 'profiles', 'api_keys')
   from found f where f.condition is not null
   order by f.name <> 'penstock.tenants', f.level, f.name
 $$;
@@ -256,12 +256,16 @@ begin
       return v_table.name;
     end if;
   end loop;
+  if p_keep then
+    -- An arriving copy keeps these: the new database has received events of its own.
+    delete from webhooks where tenant_id = p_tenant_id;
+  end if;
   return null;
 end
 $$;
 comment on function penstock._delete_tenant_rows(uuid, integer, boolean) is
   'Deletes the next rows of a frozen tenant, children first, and returns the name of their table; null: none '
-  'is left. p_keep keeps the tenant''s row, members and keys.';
+  'is left. p_keep keeps the tenant''s row, profiles and keys. Members lose their rights in this database.';
 
 create or replace function penstock._begin_arrival(p_tenant_id uuid, p_lanes jsonb)
 returns table (what text, old bigint, new bigint)
