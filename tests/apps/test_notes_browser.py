@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import App, server, testing
-from penstock.apps.notes.device import HttpServer, Store, sync
+from penstock.apps.notes.device import Cipher, HttpServer, Store, sync
 from tests.api.conftest import settings_on, token
 from tests.dashboard.test_browser import DESK, RUN_AXE, Served, axe, chromium, serving
 
@@ -36,15 +37,25 @@ class Browser:
     def __init__(
         self, served: Served, chromium: Any, token: str, *, script: str = "", **options: Any
     ) -> None:
+        self._served = served
         self.context = chromium.new_context(viewport=DESK, **options)
         served._contexts.append(self.context)
+        self._open(script)
+        self.sign_in(token)
+
+    def _open(self, script: str) -> None:
         self.page = self.context.new_page()
         self.page.set_default_timeout(15_000)
-        self.page.on("pageerror", lambda error: served.errors.append(str(error)))
+        self.page.on("pageerror", lambda error: self._served.errors.append(str(error)))
         if script:
             self.page.add_init_script(script)
-        self.page.goto(f"{served.base}/web/notes/")
-        self.sign_in(token)
+        self.page.goto(f"{self._served.base}/web/notes/")
+
+    def tab(self, script: str = "") -> Browser:
+        """Another tab of the same browser."""
+        made = copy(self)
+        made._open(script)
+        return made
 
     def sign_in(self, token: str) -> None:
         self.page.fill("#token", token)
@@ -166,6 +177,16 @@ def test_edits_of_two_browsers_offline_meet(served: Served, chromium: Any, db: t
     one.page.get_by_role("button", name="Cancel").click()
     one.page.wait_for_selector("#notes li:has-text('Seals')")
     assert one.texts() == two.texts()
+    # A note that is deleted elsewhere while it is edited comes back when it is saved.
+    one.page.locator("#notes li", has_text="Seals").get_by_role("button", name="Edit").click()
+    one.page.fill("#notes textarea", "Seals sing")
+    two.page.locator("#notes li", has_text="Seals").get_by_role("button", name="Delete").click()
+    two.wait_until_pushed()
+    one.sync()
+    one.page.click("#notes form button.primary")
+    one.wait_until_pushed()
+    two.sync()
+    assert one.texts() == two.texts() and "Seals sing" in two.texts()
 
 
 def test_large_notes_travel_in_smaller_parts(
@@ -183,7 +204,7 @@ def test_large_notes_travel_in_smaller_parts(
     one.context.set_offline(True)
     one.status("Offline")
     one.page.evaluate(
-        "async () => { for (let n = 0; n < 6; n++) await save({ text: n + 'x'.repeat(400000) }) }"
+        "async () => { for (let n = 0; n < 6; n++) await change({ text: n + 'x'.repeat(400000) }) }"
     )
     one.page.set_default_timeout(60_000)
     one.context.set_offline(False)
@@ -349,3 +370,130 @@ def test_another_user_sees_nothing_of_the_first(served: Served, chromium: Any, d
     browser.sign_in(bob)
     browser.sync()
     assert browser.texts() == [] and db.execute("select id from notes.notes") == []
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "not told"])
+def test_change_of_user_in_another_tab_saves_nothing_for_the_second_user(
+    served: Served, chromium: Any, db: testing.Database, is_told: bool
+) -> None:
+    """An editor, a half-written note and a restore of the first user: in no library of the second one."""
+    ann, bob = add_user(db, "ann"), add_user(db, "bob")
+    one = Browser(served, chromium, token(ann))
+    for text in ("Otters", "Herons"):
+        one.add(text)
+    one.page.locator("#notes li", has_text="Herons").get_by_role("button", name="Delete").click()
+    one.wait_until_pushed()
+    one.page.locator("#notes li", has_text="Otters").get_by_role("button", name="Edit").click()
+    one.page.fill("#notes textarea", "private to ann")
+    one.page.fill("#text", "half a sentence of ann")
+    # A tab in the background may hear late of the change.
+    two = one.tab("" if is_told else "BroadcastChannel.prototype.postMessage = () => {}")
+    two.page.click("#sign-out")
+    two.status("Signed out")
+    two.sign_in(token(bob))
+    two.status("Synced")
+    two.add("of bob")
+    if is_told:
+        one.page.wait_for_selector("#notes li:has-text('of bob')")
+        assert not one.page.is_visible("#undo") and not one.page.is_visible("#notes textarea")
+    else:
+        one.page.click("#notes form button.primary")
+        one.page.wait_for_selector("#problem:has-text('another user')")
+        one.page.wait_for_selector("#notes li:has-text('of bob')")
+        one.page.evaluate("() => { removed = 'x'; return restore() }")
+    assert one.page.input_value("#text") == ""
+    one.page.evaluate("change({ text: 'typed after the change' })")
+    for browser in (one, two):
+        browser.sync()
+        assert "of bob" in browser.texts() and "ann" not in str(browser.stored("notes"))
+    rows = db.execute("select text, user_id from notes.notes where not deleted order by text")
+    written = [(row["text"], row["user_id"]) for row in rows]
+    assert written == [("Otters", ann), ("of bob", bob), ("typed after the change", bob)]
+
+
+def test_typed_text_survives_the_end_of_the_token(
+    served: Served, chromium: Any, db: testing.Database
+) -> None:
+    """The user signs in again and goes on: in the editor and in the form, and nothing was removed from the browser."""
+    ann = add_user(db, "ann")
+    browser = Browser(served, chromium, token(ann))
+    for text in ("Otters", "Herons"):
+        browser.add(text)
+    browser.wait_until_pushed()
+    browser.page.locator("#notes li", has_text="Otters").get_by_role("button", name="Edit").click()
+    browser.page.fill("#notes textarea", "Otters hold hands")
+    browser.page.fill("#text", "half a sentence")
+    browser.page.route(
+        "**/rest/v1/rpc/sync_state", lambda route: route.fulfill(status=401, json={"code": "x"})
+    )
+    browser.page.click("#sync")
+    browser.status("Signed out")
+    assert not browser.page.is_visible("#notes") and len(browser.stored("notes")) == 2
+    browser.page.unroute("**/rest/v1/rpc/sync_state")
+    browser.sign_in(token(ann))
+    browser.page.click("#notes form button.primary")
+    browser.page.click("#add button")
+    browser.page.wait_for_selector("#notes li:has-text('half a sentence')")
+    browser.wait_until_pushed()
+    assert sorted(browser.texts()) == ["Herons", "Otters hold hands", "half a sentence"]
+    rows = db.execute("select text from notes.notes order by text")
+    assert [row["text"] for row in rows] == ["Herons", "Otters hold hands", "half a sentence"]
+
+
+def test_encrypted_library_gets_no_readable_text(
+    served: Served, chromium: Any, db: testing.Database, axe: str
+) -> None:
+    """Also not one that was written before the first sync; such a change is shown as refused. Deleting works."""
+    ann = add_user(db, "ann")
+    wire = HttpServer(served.base, "", lambda: token(ann))
+    cipher = Cipher.generate()
+    device = Store(cipher=cipher)
+    device.save("notes", text="the secret of otters", tags=["Love"])
+    device.save("notes", text="the secret of herons")
+    sync(device, wire)
+    browser = Browser(served, chromium, "none")
+    browser.status("Signed out")
+    browser.page.route("**/rest/v1/rpc/*", lambda route: route.abort())
+    browser.sign_in(token(ann))
+    browser.add("readable")
+    browser.page.unroute("**/rest/v1/rpc/*")
+    browser.sync()
+    browser.page.wait_for_selector("#shelf li:has-text('locked')")
+    assert browser.page.is_visible("#locked") and not browser.page.is_visible("#add")
+    assert browser.page.get_by_role("button", name="Edit").count() == 0
+    browser.page.get_by_role("button", name="Try again").click()
+    browser.page.wait_for_selector("#problem:has-text('encrypted')")
+    browser.page.evaluate("change({ text: 'also readable' })")
+    browser.page.locator("#notes li", has_text="Encrypted").first.get_by_role("button", name="Delete").click()
+    browser.wait_until_pushed()
+    browser.page.get_by_role("button", name="Discard").click()
+    browser.page.wait_for_selector("#refused", state="hidden")
+    browser.page.evaluate(axe)
+    assert browser.page.evaluate(RUN_AXE) == []
+    rows = db.execute("select text, deleted from notes.notes order by deleted")
+    assert [row["deleted"] for row in rows] == [False, True]
+    assert all(row["text"].startswith("enc:v1:") for row in rows)
+    sync(device, wire)
+    assert len(device.rows("notes")) == 1 and "the secret of" in device.rows("notes")[0]["text"]
+    device.close()
+
+
+def test_two_tabs_shelve_a_refused_change_once(served: Served, chromium: Any, db: testing.Database) -> None:
+    """Both tabs push the same outbox at the same time."""
+    one = Browser(served, chromium, token(add_user(db, "ann")))
+    one.status("Synced")
+    db.execute("alter table notes.notes add constraint no_owls check (text !~ 'owl')")
+    two = one.tab()
+    held: list[Any] = []
+    for tab in (one, two):
+        tab.page.route("**/rest/v1/rpc/push_changes", lambda route: held.append(route))
+    one.page.evaluate("change({ text: 'owls' })")
+    for tab in (one, two):
+        tab.page.evaluate("void sync()")
+    while len(held) < 2:
+        two.page.wait_for_timeout(20)
+    for route in held:
+        route.continue_()
+    one.page.evaluate("running")
+    two.page.evaluate("running")
+    assert len(one.stored("shelf")) == 1 and one.stored("outbox") == []

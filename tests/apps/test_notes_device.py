@@ -26,6 +26,7 @@ from penstock.apps.notes.device import (
 )
 from penstock.apps.notes.device.export import InvalidExport, build_export, import_merge, import_replace
 from penstock.apps.notes.device.outbox import Entry, collapse
+from penstock.apps.notes.device.sync import retry
 from penstock.apps.notes.device.tables import CLEARED_BY_REPLACE, LOCAL_ONLY, SCHEMA_VERSION, SYNCED
 from tests.apps.notes_store import Ticking, fill
 
@@ -101,7 +102,7 @@ class TestOutbox:
         assert outbox.pending(store.conn) == []
         [refused] = outbox.shelf(store.conn)
         assert (refused.table, refused.record["id"], refused.code) == ("books", "b", "not_allowed")
-        assert outbox.retry(store.conn, refused.number) and not outbox.retry(store.conn, refused.number)
+        assert retry(store, refused.number) and not retry(store, refused.number)
         assert queued(store) == [("books", "b", False)] and outbox.shelf(store.conn) == []
 
 
@@ -260,6 +261,41 @@ class TestEncryption:
         store.save("notes", id="new", text="plain")
         assert outbox.pending(store.conn)[-1].payload["text"].startswith("enc:v1:")
         store.close()
+
+    def test_import_on_a_locked_device_keeps_plain_text_out(self, store: Store) -> None:
+        """R2.13/encryption: an export is readable; what it would replace stays, and an unlocked device seals it."""
+        cipher = Cipher.generate()
+        fill(store)
+        document = build_export(store)
+        locked = Store(now_ms=Ticking())
+        sealed = cipher.seal("canary", "note:own")
+        locked.put("notes", {"id": "own", "text": sealed, "tags": [], "updated_at": 1, "deleted": False})
+        for bring in (import_merge, import_replace):
+            with pytest.raises(ValueError, match="unlock this device"):
+                bring(locked, document)
+        assert [note["id"] for note in locked.rows("notes")] == ["own"] and queued(locked) == []
+        # What a locked device exports is sealed, and can be imported anywhere.
+        assert import_merge(locked, build_export(locked)) == 0
+        assert import_replace(locked, build_export(locked)) == 1
+        store.unlock(cipher)
+        assert import_merge(store, build_export(locked)) == 1 and len(store.search("canary")) == 1
+        locked.unlock(cipher)
+        assert import_merge(locked, document) == 9
+        notes = [entry for entry in outbox.pending(locked.conn) if entry.table == "notes"]
+        assert len(notes) == 3 and all(entry.payload["text"].startswith("enc:v1:") for entry in notes)
+        locked.close()
+
+    def test_key_seals_what_was_queued_without_it(self, store: Store) -> None:
+        """R2.13/encryption: a device that gets the key before its first sync sends nothing readable."""
+        store.save("notes", id="n", text="plain canary", tags=["Time"])
+        store.save("books", id="b", title="Walden")
+        store.save("notes", id="n", page="7")
+        cipher = Cipher.generate()
+        store.unlock(cipher)
+        assert "canary" not in str(store.conn.execute("select payload from outbox").fetchall())
+        [book, note] = collapse(outbox.pending(store.conn))
+        assert book.record["title"] == "Walden" and note.record["page"] == "7"
+        assert cipher.open(note.record["text"], "note:n") == "plain canary" == store.rows("notes")[0]["text"]
 
     def test_embeddings_are_sealed_and_stay_on_the_device(self, store: Store) -> None:
         """R2.14/embeddings: stored sealed with the key, never queued and never exported."""

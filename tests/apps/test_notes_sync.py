@@ -30,7 +30,7 @@ from penstock.apps.notes.device import __main__ as terminal
 from penstock.apps.notes.device.crypto import WrongKey
 from penstock.apps.notes.device.http import ServerError
 from penstock.apps.notes.device.store import Record
-from penstock.apps.notes.device.sync import ServerState, pull
+from penstock.apps.notes.device.sync import ServerState, pull, retry
 from penstock.apps.notes.device.tables import SYNCED
 from penstock.postgres import db
 from tests.api.conftest import settings_on, without_upkeep
@@ -185,6 +185,32 @@ class TestHttp:
         assert wire.state().tables == before.tables
         one.close()
         two.close()
+
+    def test_new_device_sends_no_plain_text_into_an_encrypted_library(
+        self, site: Site, stores: list[Store], conn: db.SyncConnection
+    ) -> None:
+        """R2.13/encryption: what it wrote before its first sync is refused, and goes sealed once it has the key."""
+        ann, cipher = site.join("ann"), Cipher.generate()
+        wire = Recorder(site, ann)
+        stores[0].unlock(cipher)
+        stores[0].save("notes", id="sealed", text="a secret")
+        sync(stores[0], wire)
+        new = stores[1]
+        new.save("books", id="b", title="Walden")
+        new.save("notes", id="n", book_id="b", text="the nest of the kestrel")
+        report = sync(new, wire)
+        assert (report.applied, report.refused) == (1, 1)
+        assert "kestrel" not in whole_database(conn) + "".join(wire.sent)
+        [refused] = outbox.shelf(new.conn)
+        assert refused.code == "locked" and new.search("kestrel")
+        with pytest.raises(ValueError, match="unlock this device"):
+            retry(new, refused.number)
+        assert sync(new, wire).refused == 0 and outbox.shelf(new.conn) == [refused]
+        new.unlock(cipher)
+        assert retry(new, refused.number) and sync(new, wire).applied == 1
+        assert "kestrel" not in whole_database(conn) + "".join(wire.sent)
+        sync(stores[0], wire)
+        assert content(stores[0]) == content(new) and stores[0].search("kestrel")
 
     def test_a_device_that_is_offline_loses_nothing(self, stores: list[Store]) -> None:
         store = stores[0]
@@ -359,6 +385,20 @@ class TestSync:
         one.save("books", id="b", title="edited")
         sync(one, server_of)
         assert [book["title"] for book in one.rows("books")] == ["edited"]
+
+    def test_edit_of_a_deleted_row_leaves_it_deleted(self, server_of: SqlServer, stores: list[Store]) -> None:
+        """On the server, too: a device pushes the row that it has, also after the delete has left its outbox."""
+        one, two = stores
+        one.save("books", id="b", title="first")
+        one.delete("books", "b")
+        sync(one, server_of)
+        one.save("books", id="b", title="second")
+        for store in (one, two, one):
+            sync(store, server_of)
+        assert content(one) == content(two)
+        assert [(row["title"], row["deleted"]) for row in two.rows("books", with_deleted=True)] == [
+            ("second", True)
+        ]
 
     def test_a_refused_row_blocks_nothing(self, server_of: SqlServer, stores: list[Store]) -> None:
         store = stores[0]

@@ -27,7 +27,7 @@ from penstock.apps.notes.device import (
     sync,
 )
 from penstock.apps.notes.device.store import Record
-from penstock.apps.notes.device.sync import discard
+from penstock.apps.notes.device.sync import discard, retry
 
 
 def main(words: list[str] | None = None) -> int:
@@ -131,9 +131,8 @@ def _answer_refused(store: Store, given: argparse.Namespace) -> None:
     if number is None:
         _list_refused(store)
         return
-    with store.transaction():
-        is_known = outbox.retry(store.conn, number) if given.retry is not None else discard(store, number)
-    if not is_known:
+    answer = retry if given.retry is not None else discard
+    if not answer(store, number):
         raise ValueError(f"there is no refused change {number}")
 
 

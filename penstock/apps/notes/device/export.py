@@ -60,15 +60,17 @@ def parse_import(document: Any) -> dict[str, list[Record]]:
 def import_merge(store: Store, document: Any) -> int:
     """Add rows whose ids are new, and queue them. Returns their number."""
     rows = parse_import(document)
-    added = 0
     with store.transaction():
-        for table, records in rows.items():
+        new = {
+            table: [record for record in records if store.get(table, record["id"]) is None]
+            for table, records in rows.items()
+        }
+        store.check_lock("notes", new["notes"])
+        for table, records in new.items():
             for record in records:
-                if store.get(table, record["id"]) is None:
-                    store.restore(table, record)
-                    added += 1
+                store.restore(table, record)
         store.retag(document["schemaVersion"])
-    return added
+    return sum(map(len, new.values()))
 
 
 def import_replace(store: Store, document: Any) -> int:
@@ -79,6 +81,7 @@ def import_replace(store: Store, document: Any) -> int:
     """
     rows = parse_import(document)
     with store.transaction():
+        store.check_lock("notes", rows["notes"])
         missing = {
             table: [
                 row for row in store.rows(table) if row["id"] not in {record["id"] for record in rows[table]}

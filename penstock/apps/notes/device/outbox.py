@@ -85,9 +85,9 @@ def remove(conn: sqlite3.Connection, table: str, record_id: str, last_seq: int |
     )
 
 
-def restamp(conn: sqlite3.Connection, entry: Entry, updated_at: int) -> None:
-    """Change the time of a queued change."""
-    payload = json.dumps({**entry.payload, "updated_at": updated_at})
+def rewrite(conn: sqlite3.Connection, entry: Entry, **values: Any) -> None:
+    """Replace some values of a queued change."""
+    payload = json.dumps({**entry.payload, **values})
     conn.execute("update outbox set payload = ? where seq = ?", (payload, entry.seq))
 
 
@@ -114,11 +114,3 @@ def unshelve(conn: sqlite3.Connection, number: int) -> Refused | None:
     found = next((each for each in shelf(conn) if each.number == number), None)
     conn.execute("delete from shelf where number = ?", (number,))
     return found
-
-
-def retry(conn: sqlite3.Connection, number: int) -> bool:
-    """Queue a refused change again. Returns whether it was on the shelf."""
-    found = unshelve(conn, number)
-    if found is not None:
-        add(conn, found.table, found.record)
-    return found is not None

@@ -19,6 +19,7 @@ from penstock.apps.notes.device.crypto import PREFIX, Cipher, WrongKey, is_seale
 from penstock.apps.notes.device.tables import DEFAULTS, SCHEMA_VERSION, SYNCED, Table
 
 Record = dict[str, Any]
+LOCKED = "the library is encrypted: unlock this device before you write a text"
 RESERVED = "canon:"
 """Ids of lenses that are part of the app begin with this."""
 
@@ -109,23 +110,25 @@ class Store:
         if table == "lenses" and id.startswith(RESERVED):
             raise ValueError(f"ids that begin with {RESERVED} are reserved (got {id})")
         with self.transaction():
-            self._check_lock(spec, values)
+            self.check_lock(table, [values])
             old = self.get(table, id)
             stamp = self._stamp(old)
             new = {"deleted": False, **DEFAULTS.get(table, {}), "created_at": stamp}
             record = {**new, **(old or {}), **values, "id": id, "updated_at": stamp}
             self.put(table, record)
-            payload = self._payload(table, record)
-            del payload["deleted"]
-            outbox.add(self.conn, table, payload)
+            outbox.add(self.conn, table, self._payload(table, record))
         return record
 
-    def _check_lock(self, spec: Table, values: Record) -> None:
+    def check_lock(self, table: str, records: Iterable[Record]) -> None:
         """Keep plain text out of an encrypted library: the server could read it."""
-        if self._cipher is None and any(values.get(n) and not is_sealed(values[n]) for n in spec.sealed):
-            query = f"select 1 from notes where text like '{PREFIX}%' limit 1"  # noqa: S608 our own prefix
-            if self.conn.execute(query).fetchone():
-                raise ValueError("the library is encrypted: unlock this device before you write a text")
+        if any(plain_columns(table, record) for record in records) and self.is_locked:
+            raise ValueError(LOCKED)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the library is encrypted and this device has no key."""
+        query = f"select 1 from notes where text like '{PREFIX}%' limit 1"  # noqa: S608 our own prefix
+        return self._cipher is None and self.conn.execute(query).fetchone() is not None
 
     def delete(self, table: str, id: str) -> None:
         """Make a row a tombstone, and its children that were not edited later."""
@@ -172,9 +175,15 @@ class Store:
     def restore(self, table: str, record: Record, *, after: int | None = None) -> None:
         """Write an imported row and queue it. With `after` it becomes newer than that time."""
         record = {**DEFAULTS.get(table, {}), **{k: v for k, v in record.items() if v is not None}}
+        record = self.opened(table, record)
         if after is not None:
             record["updated_at"] = max(self.now_ms(), after + 1)
         self.put(table, record)
+        outbox.add(self.conn, table, self._payload(table, record))
+
+    def requeue(self, table: str, record: Record) -> None:
+        """Queue a refused change again."""
+        self.check_lock(table, [record])
         outbox.add(self.conn, table, self._payload(table, record))
 
     def forget(self, table: str, id: str) -> None:
@@ -210,9 +219,13 @@ class Store:
         return found
 
     def unlock(self, cipher: Cipher) -> None:
-        """Use this key from now on, and open what is stored sealed."""
+        """Use this key from now on: open what is stored sealed, and seal what is queued."""
         self._cipher = cipher
         with self.transaction():
+            for entry in outbox.pending(self.conn):
+                for name in plain_columns(entry.table, entry.payload):
+                    sealed = cipher.seal(entry.payload[name], _bound_to(entry.table, entry.record_id))
+                    outbox.rewrite(self.conn, entry, **{name: sealed})
             for note in self._read("notes", "text like 'enc:v1:%'", ()):
                 self.put("notes", self.opened("notes", note))
 
@@ -293,6 +306,11 @@ class Store:
         if row is None or self._cipher is None:
             return None
         return self._cipher.open_bytes(row[0], note_id)
+
+
+def plain_columns(table: str, record: Record) -> list[str]:
+    """The columns of a record that an encrypted library has sealed, and that are not."""
+    return [name for name in SYNCED[table].sealed if record.get(name) and not is_sealed(record[name])]
 
 
 def _spec(table: str) -> Table:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from penstock.apps.notes.device import outbox
-from penstock.apps.notes.device.store import Record, Store
+from penstock.apps.notes.device.crypto import is_sealed
+from penstock.apps.notes.device.store import LOCKED, Record, Store, plain_columns
 from penstock.apps.notes.device.tables import SYNCED
 
 PAGE = 1000
@@ -91,13 +92,40 @@ class Report:
 def sync(store: Store, server: Server) -> Report:
     """Push, then pull. Raises what the server raises; everything done until then stays."""
     state = server.state()
+    withheld = 0 if store.get_meta("lastSyncAt") else _withhold_texts(store, server)
     report = push(store, server, state.server_ms)
     if report.applied or report.stale:
         # The push has changed rows and perhaps their children.
         state = server.state()
     pulled = sum(pull(store, server, table, state) for table in SYNCED)
     store.set_meta("lastSyncAt", state.server_ms)
-    return replace(report, pulled=pulled)
+    return replace(report, refused=report.refused + withheld, pulled=pulled)
+
+
+def _withhold_texts(store: Store, server: Server) -> int:
+    """Before the first sync: shelve readable texts if the library turns out to be encrypted.
+
+    Returns their number. Stores nothing of what it reads: a pull comes after the push.
+    """
+    changes = outbox.collapse(outbox.pending(store.conn))
+    plain = [change for change in changes if plain_columns(change.table, change.record)]
+    if not plain or not _is_encrypted(server):
+        return 0
+    with store.transaction():
+        for change in plain:
+            outbox.shelve(store.conn, change, "locked", LOCKED)
+    return len(plain)
+
+
+def _is_encrypted(server: Server) -> bool:
+    cursor, limit = 0, PAGE
+    while True:
+        page, limit = _read(server, "notes", cursor, limit)
+        if not page:
+            return False
+        if any(is_sealed(row["text"]) for row in page):
+            return True
+        cursor = page[-1]["change_seq"]
 
 
 def push(store: Store, server: Server, server_ms: int) -> Report:
@@ -135,6 +163,15 @@ def discard(store: Store, number: int) -> bool:
     return True
 
 
+def retry(store: Store, number: int) -> bool:
+    """Queue a refused change again. Returns whether it was on the shelf."""
+    with store.transaction():
+        refused = outbox.unshelve(store.conn, number)
+        if refused is not None:
+            store.requeue(refused.table, refused.record)
+    return refused is not None
+
+
 def _batches(changes: list[outbox.Change]) -> Iterator[list[outbox.Change]]:
     """Changes that go together, in their order."""
     batch: list[outbox.Change] = []
@@ -160,7 +197,7 @@ def _correct_times(store: Store, server_ms: int) -> None:
             record = store.get(entry.table, entry.record_id)
             if record is not None and record["updated_at"] > server_ms:
                 store.put(entry.table, {**record, "updated_at": server_ms})
-            outbox.restamp(store.conn, entry, server_ms)
+            outbox.rewrite(store.conn, entry, updated_at=server_ms)
 
 
 def pull(store: Store, server: Server, table: str, state: ServerState) -> int:

@@ -14,6 +14,10 @@ const BATCH_CHARACTERS = 1_000_000
 // The server refuses changes that are this far in its future.
 const CLOCK_TOLERANCE_MS = 300_000
 const TIMEOUT_MS = 30_000
+// How encrypted texts begin.
+const SEALED = 'enc:v1:'
+// The refusal of a readable text in an encrypted library: the server must not get it, and this page has no key.
+const LOCKED = { code: 'locked', message: 'the library is encrypted: write the note on a device that has the key' }
 const COLUMNS = ['id', 'book_id', 'text', 'page', 'chapter', 'tags', 'image_path', 'source', 'source_id', 'source_meta',
   'created_at', 'updated_at', 'deleted']
 
@@ -64,33 +68,55 @@ const getMeta = (key) => transaction('readonly', (db) => done(db.meta.get(key)))
 
 // Edits
 
-async function save(values) {
-  await change(values)
-  await sync()
+// The user whose notes this page shows.
+let shownUser
+
+// Runs `work` on the notes of that user: another tab may have signed out, or signed somebody else in.
+async function write(work) {
+  try {
+    await transaction('readwrite', async (db) => {
+      if (await done(db.meta.get('user')) !== shownUser) throw new Problem('Not saved: another user signed in.')
+      await work(db)
+    })
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error
+    await show(undefined, error.message)
+    return false
+  }
+  await show()
+  return true
 }
 
+// An error for the user to read.
+class Problem extends Error {}
+
+const isSealed = (note) => note.text?.startsWith(SEALED) ?? false
+
+const hasPlainText = (record) => Boolean(record.text) && !isSealed(record)
+
+// Whether devices encrypt this library.
+const isEncrypted = async (db) => (await done(db.notes.getAll())).some(isSealed)
+
+// Adds a note, or changes the one with this id. Returns whether it was saved.
 async function change(values) {
-  await transaction('readwrite', async (db) => {
+  return write(async (db) => {
     const old = values.id && await done(db.notes.get(values.id))
+    if (values.id && !old) throw new Problem('Not saved: the note is no longer here.')
+    if (hasPlainText(values) && await isEncrypted(db)) throw new Problem(`Not saved: ${LOCKED.message}.`)
     // Always later than the note that was edited, even if the clock is behind.
     const stamp = Math.max(Date.now(), old ? old.updated_at + 1 : 0)
     const fresh = { id: crypto.randomUUID().replaceAll('-', ''), tags: [], deleted: false, created_at: stamp }
     const note = { ...fresh, ...old, ...values, updated_at: stamp }
     await done(db.notes.put(note))
-    const payload = Object.fromEntries(COLUMNS.map((name) => [name, note[name] ?? null]))
-    // An edit says nothing about `deleted`, so that a queued delete sticks.
-    if (!('deleted' in values)) delete payload.deleted
-    await done(db.outbox.add({ id: note.id, payload }))
+    await done(db.outbox.add({ id: note.id, payload: Object.fromEntries(COLUMNS.map((name) => [name, note[name] ?? null])) }))
   })
-  await show()
 }
 
 // One change per note: later fields replace earlier ones.
 function collapse(entries) {
   const found = new Map()
   for (const { seq, id, payload } of entries) {
-    const before = found.get(id)?.record ?? { deleted: false }
-    found.set(id, { record: { ...before, ...payload }, last: seq })
+    found.set(id, { record: { ...found.get(id)?.record, ...payload }, last: seq })
   }
   return [...found.values()]
 }
@@ -138,6 +164,18 @@ async function correctTimes(server_ms) {
   })
 }
 
+// Before the first sync: texts that the server could read do not get into an encrypted library. Stores nothing of what it
+// reads: a pull comes after the push.
+async function withholdTexts() {
+  const sealed = `${TABLE}?text=like.${SEALED}*&select=id&limit=1`
+  if ((await request(sealed)).length === 0) return
+  await transaction('readwrite', async (db) => {
+    await checkUser(db)
+    const queued = await done(db.outbox.getAll())
+    for (const change of collapse(queued)) if (hasPlainText(change.record)) await unqueue(db, queued, change, LOCKED)
+  })
+}
+
 // Changes that go together, in their order.
 function batches(changes) {
   const found = []
@@ -155,7 +193,10 @@ function batches(changes) {
 }
 
 async function push() {
-  const changes = collapse(await transaction('readonly', (db) => done(db.outbox.getAll())))
+  const changes = await transaction('readonly', async (db) => {
+    await checkUser(db)
+    return collapse(await done(db.outbox.getAll()))
+  })
   for (const batch of batches(changes)) {
     const sent = batch.map(({ record }) => ({ table: TABLE, record }))
     const outcomes = await request('rpc/push_changes', { p_changes: sent, p_schema: 'notes' })
@@ -163,14 +204,18 @@ async function push() {
       await checkUser(db)
       const queued = await done(db.outbox.getAll())
       for (const { id, outcome, code, message } of outcomes) {
-        const { record, last } = batch.find((change) => change.record.id === id)
-        for (const entry of queued) {
-          if (entry.id === id && entry.seq <= last) await done(db.outbox.delete(entry.seq))
-        }
-        if (outcome === 'refused') await done(db.shelf.add({ record, code, message }))
+        const change = batch.find((change) => change.record.id === id)
+        await unqueue(db, queued, change, outcome === 'refused' ? { code, message } : null)
       }
     })
   }
+}
+
+// Takes a change out of the outbox. If it was refused it goes to the shelf: once, also if two tabs have sent it.
+async function unqueue(db, queued, { record, last }, refusal) {
+  const covered = queued.filter((entry) => entry.id === record.id && entry.seq <= last)
+  for (const entry of covered) await done(db.outbox.delete(entry.seq))
+  if (refusal && covered.length > 0) await done(db.shelf.add({ record, ...refusal }))
 }
 
 async function pull(state) {
@@ -248,14 +293,20 @@ async function syncOnce() {
   if (!token) return
   clearTimeout(retry)
   try {
-    await correctTimes((await readState()).server_ms)
+    const state = await readState()
+    if (await getMeta('lastSyncAt') === undefined) await withholdTexts()
+    await correctTimes(state.server_ms)
     await push()
     await pull(await readState())
+    await transaction('readwrite', async (db) => {
+      await checkUser(db)
+      await done(db.meta.put(state.server_ms, 'lastSyncAt'))
+    })
     pause = 1000
     await show('Synced')
   } catch (error) {
     if (await getMeta('token') !== token) return
-    if (error instanceof Refusal && error.status === 401) return signOut('The access token is invalid or has expired. Sign in again.')
+    if (error instanceof Refusal && error.status === 401) return expire()
     await show(error instanceof Refusal ? 'Not synced' : 'Offline', error instanceof Refusal ? error.message : '')
     retry = setTimeout(sync, pause)
     pause = Math.min(pause * 2, 60_000)
@@ -266,23 +317,22 @@ async function syncOnce() {
 
 // Queues a refused change again.
 async function retryRefused({ number, record }) {
-  await transaction('readwrite', async (db) => {
+  await write(async (db) => {
+    if (hasPlainText(record) && await isEncrypted(db)) throw new Problem(`Not sent: ${LOCKED.message}.`)
     await done(db.shelf.delete(number))
     await done(db.outbox.add({ id: record.id, payload: record }))
   })
-  await show()
   await sync()
 }
 
 // Drops a refused change. The next pull brings the server's note, if it has one.
 async function discardRefused({ number, record }) {
-  await transaction('readwrite', async (db) => {
+  await write(async (db) => {
     await done(db.shelf.delete(number))
     const isWaiting = (await done(db.outbox.getAll())).some((entry) => entry.id === record.id)
     if (!isWaiting) await done(db.notes.delete(record.id))
-    await done(db.meta.delete('lastSeq'))
+    await done(db.meta.put(0, 'lastSeq'))
   })
-  await show()
   await sync()
 }
 
@@ -290,37 +340,49 @@ async function discardRefused({ number, record }) {
 
 const find = (id) => document.getElementById(id)
 
-async function show(state, problem = '') {
-  const { notes, waiting, shelf, token } = await transaction('readonly', async (db) => ({
+// All tabs show the same.
+const tabs = new BroadcastChannel('penstock-notes')
+tabs.onmessage = ({ data }) => draw(...data)
+
+function show(state, problem = '') {
+  tabs.postMessage([state, problem])
+  return draw(state, problem)
+}
+
+async function draw(state, problem) {
+  const { notes, waiting, shelf, token, user } = await transaction('readonly', async (db) => ({
     notes: await done(db.notes.getAll()),
     waiting: await done(db.outbox.getAll()),
     shelf: await done(db.shelf.getAll()),
     token: await done(db.meta.get('token')),
+    user: await done(db.meta.get('user')),
   }))
+  if (user !== shownUser) forgetTyped()
+  shownUser = user
+  const isLocked = notes.some(isSealed)
   find('sign-in').hidden = Boolean(token)
-  find('add').hidden = find('sync').hidden = find('sign-out').hidden = !token
+  find('sync').hidden = find('sign-out').hidden = find('notes').hidden = !token
+  find('add').hidden = !token || isLocked
+  find('locked').hidden = !token || !isLocked
   const changes = new Set(waiting.map((entry) => entry.id)).size
   const word = changes === 1 ? '1 change' : `${changes} changes`
   if (!token) find('status').textContent = 'Signed out'
   else if (changes) find('status').textContent = `${state ?? (navigator.onLine ? 'Syncing' : 'Offline')}: ${word} waiting`
   else if (state) find('status').textContent = state
   find('problem').textContent = problem
+  if (!token) endUndo()
   const shown = notes.filter((note) => token && !note.deleted).sort((a, b) => b.created_at - a.created_at)
-  if (!token) {
-    find('notes').classList.remove('editing')
-    endUndo()
-  }
-  // While a note is edited the list stays as it is, so that nothing typed is lost.
-  if (!find('notes').classList.contains('editing')) redraw(shown)
+  // While a note is edited the list stays as it is, so that nothing typed is lost, also while the token is renewed.
+  if (!find('notes').classList.contains('editing')) redraw(shown, isLocked)
   find('refused').hidden = !token || shelf.length === 0
   find('shelf').replaceChildren(...(token ? shelf : []).map(drawRefused))
 }
 
 // The keyboard stays on its button: a sync in the background draws the list, too.
-function redraw(shown) {
+function redraw(shown, isLocked) {
   const focused = find('notes').contains(document.activeElement) ? document.activeElement : null
   const id = focused?.closest('li').id
-  find('notes').replaceChildren(...shown.map(drawNote))
+  find('notes').replaceChildren(...shown.map((note) => drawNote(note, isLocked)))
   if (!focused) return
   const buttons = [...find(id)?.querySelectorAll('button') ?? []]
   buttons.find((made) => made.textContent === focused.textContent)?.focus({ preventScroll: true })
@@ -343,11 +405,10 @@ function button(label, onClick) {
   return made
 }
 
-function drawNote(note) {
-  const isSealed = note.text.startsWith('enc:v1:')
-  const line = item(isSealed ? 'Encrypted: open it on a device that has the key.' : note.text)
+function drawNote(note, isLocked) {
+  const line = item(isSealed(note) ? 'Encrypted: open it on a device that has the key.' : note.text)
   line.id = `note-${note.id}`
-  if (!isSealed) line.append(button('Edit', () => openEditor(line, note)))
+  if (!isLocked) line.append(button('Edit', () => openEditor(line, note)))
   line.append(button('Delete', () => remove(note.id)))
   return line
 }
@@ -358,7 +419,7 @@ let removed = null
 let undoTimer = null
 
 async function remove(id) {
-  await change({ id, deleted: true })
+  if (!await change({ id, deleted: true })) return
   removed = id
   find('undo').hidden = false
   // The button that was pressed is gone, and with it the place of the keyboard.
@@ -370,10 +431,7 @@ async function remove(id) {
 async function restore() {
   const id = removed
   endUndo()
-  // Another user may have signed in, or the server may have deleted the note permanently.
-  const note = await transaction('readonly', (db) => done(db.notes.get(id)))
-  if (!note?.deleted) return
-  await change({ id, deleted: false })
+  if (!await change({ id, deleted: false })) return
   find(`note-${id}`)?.querySelector('button')?.focus()
   await sync()
 }
@@ -404,30 +462,47 @@ function openEditor(line, note) {
   text.required = true
   text.value = note.text
   text.setAttribute('aria-label', 'Text of the note')
-  const close = (work) => {
+  const close = () => {
     find('notes').classList.remove('editing')
-    work()
+    show()
   }
   const accept = document.createElement('button')
   accept.className = 'primary'
   accept.textContent = 'Save'
-  form.append(text, accept, button('Cancel', () => close(show)))
-  form.addEventListener('submit', (event) => {
+  form.append(text, accept, button('Cancel', close))
+  form.addEventListener('submit', async (event) => {
     event.preventDefault()
-    close(() => save({ id: note.id, text: text.value }))
+    // A note that was deleted elsewhere meanwhile comes back.
+    if (!await change({ id: note.id, text: text.value, deleted: false })) return
+    close()
+    await sync()
   })
   line.replaceChildren(form)
   find('notes').classList.add('editing')
   text.focus()
 }
 
+// Drops everything that was typed and not saved.
+function forgetTyped() {
+  find('notes').classList.remove('editing')
+  find('add').reset()
+  endUndo()
+}
+
 // Changes that the server does not have yet wait for the same user to sign in again.
-async function signOut(problem) {
+async function signOut() {
   await transaction('readwrite', async (db) => {
     await done(db.meta.delete('token'))
     if (await done(db.outbox.count()) === 0) for (const store of Object.values(db)) await done(store.clear())
   })
-  await show('Signed out', problem)
+  forgetTyped()
+  await show('Signed out')
+}
+
+// The user goes on where the token ended.
+async function expire() {
+  await transaction('readwrite', (db) => done(db.meta.delete('token')))
+  await show('Signed out', 'The access token is invalid or has expired. Sign in again.')
 }
 
 async function signIn(token) {
@@ -455,8 +530,10 @@ function userOf(token) {
 find('add').addEventListener('submit', async (event) => {
   event.preventDefault()
   const text = find('text').value
+  const user = shownUser
   find('add').reset()
-  await save({ text })
+  if (await change({ text })) await sync()
+  else if (shownUser === user) find('text').value = text
 })
 find('sign-in').addEventListener('submit', async (event) => {
   event.preventDefault()
@@ -469,7 +546,7 @@ find('sync').addEventListener('click', () => {
   find('status').textContent = 'Syncing…'
   sync()
 })
-find('sign-out').addEventListener('click', () => signOut(''))
+find('sign-out').addEventListener('click', signOut)
 window.addEventListener('online', () => {
   pause = 1000
   sync()
