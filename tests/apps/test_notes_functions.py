@@ -369,6 +369,22 @@ def test_image_is_one_commit_of_file_bytes_and_path(site: Site, clock: testing.C
     )
 
 
+def test_upload_and_erasure_of_a_user_do_not_deadlock(site: Site, eventually: Eventually) -> None:
+    """The upload waits for the owner before it has locked the account of the bytes, which the erasure deletes."""
+    ann = site.join("ann")
+    push(site, ann, "notes", id="n1", text="x")
+    url = "/functions/v1/image-upload?note_id=n1"
+    waiting = "select count(*) as n from pg_locks where locktype = 'advisory' and not granted"
+    with ThreadPoolExecutor() as pool:
+        with site.db.connect() as erasing, erasing.transaction():
+            erasing.execute("select penstock.lock_owner(%s)", [ann.id])
+            upload = pool.submit(site.http.post, url, content=PNG, headers=bearer(ann.token))
+            eventually(lambda: site.db.execute(waiting)[0]["n"] == 1)
+            erasing.execute("select penstock.erase_user(%s)", [ann.id])
+        assert upload.result().status_code in (404, 410)
+    assert site.db.execute("select count(*) as n from notes.images where user_id = %s", [ann.id])[0]["n"] == 0
+
+
 def test_devices_exchange_images(site: Site, tmp_path: Path) -> None:
     """R2.14/images: one device sends its image, the path is synced, and another device fills its preview. Nothing
     of a preview is queued, and a note without an image is an error."""

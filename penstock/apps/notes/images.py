@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import LiteralString
 from uuid import UUID
 
@@ -18,6 +20,7 @@ TYPES = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 _BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})')
 _MOST_PARTS = 8
 _REQUIRE: LiteralString = "select notes.require_note(%s)"
+_LOCK: LiteralString = "select penstock.lock_owner(%s)"
 _ADD: LiteralString = "select notes.add_image(%s, %s, %s)"
 _FIND: LiteralString = "select artifact_id, path from notes.find_image(%s)"
 
@@ -44,12 +47,17 @@ def add(app: App) -> None:
         storage = request.storage()
         await storage.put(taken["incoming"], data, limit=len(data))
 
+        @asynccontextmanager
+        async def service() -> AsyncGenerator[db.Connection]:
+            async with request.service() as conn:
+                # Before the accounts: erase_user takes both in this order.
+                await db.rows(conn, _LOCK, (user_id,))
+                yield conn
+
         async def finish(conn: db.Connection, file: Artifact) -> None:
             await db.rows(conn, _ADD, (user_id, note_id, file.id))
 
-        await artifacts.finish_upload(
-            request.service, storage, artifact_id=begun.id, taken=taken, finish=finish
-        )
+        await artifacts.finish_upload(service, storage, artifact_id=begun.id, taken=taken, finish=finish)
         async with request.acting() as conn:
             [(artifact_id, path)] = await db.rows(conn, _FIND, (note_id,))
         return FunctionResponse(201, json={"artifact_id": str(artifact_id), "path": path})
