@@ -11,7 +11,6 @@ from psycopg.types.json import Jsonb
 
 from penstock import testing
 from penstock.apps.notes.app import SYNCED, app
-from penstock.apps.notes.canon import CANON
 from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
 from tests.apps.notes_library import DENIED, Library, filled, join
@@ -279,7 +278,7 @@ def test_pages_read_what_their_views_have(library: Library) -> None:
 
 
 def test_ideas_are_counted_over_live_notes_and_books(library: Library) -> None:
-    """Each note and book once per idea; the kind is canon, custom or other; ideas without notes are custom ones."""
+    """Each note and book once per idea; the kind is custom or tag; ideas without notes are custom ones."""
     filled(library)
     library.push("books", id="b2", title="Cape Cod")
     library.push("notes", id="n3", book_id="b2", text="sand", tags=["Nature", "Nature", "Ponds"])
@@ -289,7 +288,7 @@ def test_ideas_are_counted_over_live_notes_and_books(library: Library) -> None:
     library.push("custom_ideas", id="i3", name="Unused")
     library.push("custom_ideas", id="i4", name="Dropped", deleted=True)
     other = join(library.db, "eve")
-    other.push("notes", id="n1", text="x", tags=list(CANON))
+    other.push("notes", id="n1", text="x", tags=["Nature"])
 
     def ideas(who: Library) -> dict[str, tuple[str, int, int]]:
         rows = who.call("select * from notes.idea_list")
@@ -298,13 +297,10 @@ def test_ideas_are_counted_over_live_notes_and_books(library: Library) -> None:
         return {row["name"]: (row["kind"], row["notes"], row["books"]) for row in rows}
 
     assert ideas(library) == {
-        "Nature": ("canon", 4, 2), "Solitude": ("canon", 1, 1), "Ponds": ("custom", 1, 1),
-        "Old name": ("other", 1, 0), "Unused": ("custom", 0, 0),
+        "Nature": ("tag", 4, 2), "Solitude": ("tag", 1, 1), "Ponds": ("custom", 1, 1),
+        "Old name": ("tag", 1, 0), "Unused": ("custom", 0, 0),
     }  # fmt: skip
-    assert ideas(other) == dict.fromkeys(CANON, ("canon", 1, 0)), (
-        "the canon of the view is that of the devices"
-    )
-    assert ideas(join(library.db, "new")) == {}
+    assert ideas(other) == {"Nature": ("tag", 1, 0)} and ideas(join(library.db, "new")) == {}
 
 
 def test_idea_list_reads_only_the_notes_of_its_reader(library: Library) -> None:

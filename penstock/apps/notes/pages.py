@@ -22,9 +22,9 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "ideas", "Ideas", source="idea_list", key="id", order="notes",
-        description="Kind: canon, custom (added by the user), or other (a tag that is neither).",
-        columns={"name": "Idea", "kind": "Kind", "notes": "Notes", "books": "Books", "owner": "Owner"},
-        filters=["name", "kind", "owner"],
+        description="The ideas of your own library. Kind: custom (you added it), or tag.",
+        columns={"name": "Idea", "kind": "Kind", "notes": "Notes", "books": "Books"},
+        filters=["name", "kind"],
     )  # fmt: skip
     app.page(
         "devices", "Devices", source="device_list", key="id", order="enrolled_at",
