@@ -95,8 +95,13 @@ except PenstockError as error:
     assert missing.stdout == "missing_extra cryptography is not installed: install penstock[device]\n", (
         missing.stderr
     )
-    found = python('BLOCKED.remove("cryptography")' + use)
-    assert (found.stdout, found.stderr) == ("Walden\n", "")
+    others = """
+import penstock.apps.notes.device.__main__, penstock.apps.notes.device.discovery, penstock.apps.notes.device.keys
+tops = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+print(sorted(name for name in tops if not name.startswith("_")))
+"""
+    found = python('BLOCKED.remove("cryptography")' + use + others)
+    assert (found.stdout, found.stderr) == ("Walden\n['cryptography', 'penstock']\n", "")
 
 
 def test_every_package_of_an_extra_is_in_the_table() -> None:
