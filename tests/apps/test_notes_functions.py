@@ -690,9 +690,11 @@ def test_terminal_finds_ideas_after_a_preview(
     assert run("discover", "--yes").endswith("Tagged 0, skipped 0, failed 0.") and used(site, ann) == 2
 
 
-def test_encrypted_text_is_nowhere_readable(site: Site, sim: Simulator, tmp_path: Path) -> None:
+def test_encrypted_text_is_nowhere_readable(
+    site: Site, sim: Simulator, drain: testing.Drain, tmp_path: Path
+) -> None:
     """R2.13/encryption: a device syncs encrypted notes, finds ideas with the managed model, fails once and takes the key
-    over to another device; no table, file, log or usage event has the text or the key."""
+    over to another device, and a discovery runs on the server; no table, file, log or usage event has the text or the key."""
     ann = site.join("ann")
     remote = HttpServer(site.url, site.anon_key, lambda: ann.token)
     cipher = Cipher.generate()
@@ -712,6 +714,7 @@ def test_encrypted_text_is_nowhere_readable(site: Site, sim: Simulator, tmp_path
         other.unlock(keys.accept(remote, str(ann.id), keys.offer(remote, cipher)))
         sync(other, remote)
         start_discovery(site, ann)
+        drain(app)
     assert sorted(note["text"] for note in other.rows("notes")) == [
         f"{CANARY} about law {n}" for n in range(3)
     ]
