@@ -19,7 +19,7 @@ from fastapi import APIRouter, Query, Request, Response
 from penstock.api.rest import catalogue_of
 from penstock.api.rest.catalogue import Column, Function, Relation
 from penstock.contract import artifacts, filters
-from penstock.dashboard import exports, formatting, forms, packs
+from penstock.dashboard import actors, exports, formatting, forms, packs
 from penstock.dashboard.file_origins import allow_file_origin
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -113,13 +113,14 @@ async def list_rows(
         found = await _rows(conn, declared, filter, _parsed(before), PER_PAGE + 1)
     shown = found[:PER_PAGE]
     files = await _files(request, conn, page, shown)
+    people = await _people(conn, viewer, shown)
     last = json.dumps(_last(declared, shown[-1])) if len(found) > PER_PAGE else None
     path = f"/app/{name}"
     return render(
         request,
         "app_list.html",
         page=page,
-        rows=[_drawn(request, page, row, files) for row in shown],
+        rows=[_drawn(request, page, row, files, people) for row in shown],
         next=url(request, path, filter=filter, before=last) if last else None,
         first=url(request, path, filter=filter) if before else None,
         filter=filter,
@@ -140,7 +141,8 @@ async def show_row(request: Request, conn: Conn, viewer: CurrentViewer, name: st
     readable = await db.rows(conn, _READABLE, (declared.relation.sql.replace("%%", "%"),))
     row = await _row(conn, declared, key, [column for (column,) in readable])
     page = declared.page
-    drawn = _drawn(request, page, row, await _files(request, conn, page, [row]))
+    files, people = await _files(request, conn, page, [row]), await _people(conn, viewer, [row])
+    drawn = _drawn(request, page, row, files, people)
     titles = dict(page.columns) | {name: name.replace("_", " ") for name in row if name not in page.columns}
     may_act = _may_act(request, viewer)
     return render(
@@ -335,9 +337,19 @@ async def _files(
     return found
 
 
-def _drawn(request: Request, page: AppPage, row: Row, files: Mapping[UUID, Artifact]) -> dict[str, Any]:
+async def _people(conn: db.Connection, viewer: Viewer, rows: list[Row]) -> Mapping[str, str]:
+    """The names of those in the column `actor`, which the audit log stores as `user:ID` and the like."""
+    stored = [row["actor"] for row in rows if isinstance(row.get("actor"), str)]
+    return await actors.names(conn, viewer, stored, viewer.tenant_ids or []) if stored else {}
+
+
+def _drawn(
+    request: Request, page: AppPage, row: Row, files: Mapping[UUID, Artifact], people: Mapping[str, str]
+) -> dict[str, Any]:
     """What the templates need of a row: its cells, its address and its actions."""
     visible = formatting.redacted(dict(row))
+    if (name := people.get(str(row.get("actor")))) is not None:
+        visible["actor"] = name
     key = _text(row[page.key])
     return {
         "key": key,

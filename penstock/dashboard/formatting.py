@@ -12,6 +12,9 @@ from typing import Any, cast
 COUNT_LIMIT = 100_000
 """Live counts stop here and are shown as "100,000+"."""
 
+SHOWN_IMAGES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
+"""Pictures that every browser draws, and that cannot run anything."""
+
 HIDDEN = "•••••"
 _SECRET = re.compile(
     r"pass(word|wd|phrase)|secret|token$|api_?key|authorization|credential|private_?key|cookie|^auth$", re.I

@@ -57,6 +57,7 @@ templates = jinja2.Environment(
 _GLOBALS: dict[str, Any] = {
     "STATUS_STYLES": formatting.STATUS_STYLES,
     "COUNT_LIMIT": formatting.COUNT_LIMIT,
+    "SHOWN_IMAGES": formatting.SHOWN_IMAGES,
     "percent": formatting.percent,
     "is_id": formatting.is_id,
     "frames": formatting.frames,

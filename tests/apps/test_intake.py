@@ -455,6 +455,7 @@ BAD_REQUESTS: list[tuple[dict[str, Any], int, str]] = [
         ({"action": "erase"}, 422, "invalid_action"),
         ({"action": "begin", "name": "a", "content_type": "text/html", "bytes": 3}, 422, "content_type_not_allowed"),
         ({"action": "begin", "name": "a", "content_type": PDF, "bytes": -3}, 422, "invalid"),
+        ({"action": "begin", "name": "a", "content_type": PDF, "bytes": 0}, 422, "empty_file"),
         ({"action": "begin", "name": "a", "content_type": PDF, "bytes": 3, "estimated_pages": 0}, 422, "invalid"),
         ({"action": "begin", "name": "a", "content_type": PDF, "bytes": 1 << 40}, 413, "too_large"),
         ({"action": "finish", "shell_file_id": "7"}, 422, "invalid"),

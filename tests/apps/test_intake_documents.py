@@ -330,6 +330,19 @@ def _fact(**values: Any) -> dict[str, Any]:
     return fact | values
 
 
+def test_long_document_is_split_between_lines() -> None:
+    """R3.6/pipeline: every line is in exactly one part, in order, and fits into its prompt."""
+    lines = {n: {"text": f"{n} " + "x" * (n % 700), "page": n, "box": [0, 0, 1, 1]} for n in range(1, 900)}
+    lines[900] = {"text": "y" * 2 * passes.MOST_CHARACTERS, "page": 900, "box": [0, 0, 1, 1]}
+    parts = passes.parts(lines)
+    assert len(parts) > 5 and [n for part in parts for n in part] == list(lines) and all(parts)
+    for number, part in enumerate(parts, 1):
+        asked = passes.prompt("Q?", "f", part, {"facts": ["z"] * 50_000}, number, len(parts))
+        assert f"part {number} of {len(parts)}" in asked
+        assert len(asked) < passes.MOST_CHARACTERS + passes.MOST_KNOWN + 300
+    assert passes.parts({}) == [{}] and passes.parts({1: lines[1]}) == [{1: lines[1]}]
+
+
 def test_facts_carry_the_box_that_they_come_from() -> None:
     facts = passes.Facts(facts=[_fact(), _fact(value="9.9"), _fact(lines=[7])])  # pyright: ignore
     [right, wrong] = passes.checked_facts(facts, LINES)

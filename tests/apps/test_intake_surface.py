@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from PIL import ImageFilter
 
 from penstock import simulator, testing
-from penstock.apps.intake import models
+from penstock.apps.intake import models, passes
 from penstock.apps.intake.app import app
 from tests.api.conftest import api_settings, bearer
 from tests.api.rest.conftest import Node, Person, Site, node
@@ -334,6 +335,41 @@ async def test_poor_pages_go_to_the_vision_model(
         ("Facts openai/gpt-4o-mini", False),
         ("Summary openai/gpt-4o-mini", False),
     ]
+
+
+async def test_all_pages_of_a_long_document_are_searched_for_facts(
+    site: Site, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R3.6/pipeline: pass 2 reads in parts, and the result has the facts and images of all."""
+    monkeypatch.setattr(passes, "MOST_CHARACTERS", 500)
+    ann, asked = site.join("ann"), list[str]()
+    complete = models._complete
+
+    async def watch(ctx: Any, wanted: Any, provider: str, url: str | None) -> str:
+        if wanted.schema.name != "Facts":
+            return await complete(ctx, wanted, provider, url)
+        asked.append(wanted.prompt)
+        number = int(re.findall(r"^\[(\d+)\]", wanted.prompt, re.MULTILINE)[-1])
+        fact = {"kind": "other", "name": "n", "value": "v", "unit": None, "date": None}
+        # The first line is not in the later parts.
+        return json.dumps({"facts": [{**fact, "lines": [number]}, {**fact, "lines": [1]}]})
+
+    monkeypatch.setattr(models, "_complete", watch)
+    file = upload(site, ann, documents.pages(3))
+    async with app, simulator.serve() as model:
+        monkeypatch.setenv("INTAKE_URL", model.openai_url)
+        await drain.arun(app, concurrency=2)
+    found = ask(site, ann, action="status", shell_file_id=file["id"]).json()
+    assert found["status"] == "completed", found
+    assert sorted(re.findall(r"This is (.*) of the document", "".join(asked))) == [
+        f"part {n} of {len(asked)}" for n in range(1, len(asked) + 1)
+    ]
+    for page in (1, 2, 3):
+        assert any(f"Page {page} of the record" in text for text in asked)
+    [result] = rows(site, f"shell_file_results?shell_file_id=eq.{file['id']}&pass=eq.pass2", ann.token)
+    pages = {place["page"] for fact in result["summary"]["facts"] for place in fact["places"]}
+    assert pages == {1, 2, 3} and set(result["summary"]["pictures"]) == {"1", "2", "3"}
+    assert len(result["summary"]["facts"]) == len(asked) + 1
 
 
 def test_addresses_are_kept_only_on_request_and_for_30_days(site: Site, clock: testing.Clock) -> None:

@@ -159,15 +159,15 @@ def test_files_of_a_row_are_shown_as_images(shelf: Any) -> None:
         for tenant, name, kind in (
             (shelf.acme, "otter.png", "image/png"),
             (shelf.acme, "otter.svg", "image/svg+xml"),
+            (shelf.acme, "otter.tiff", "image/tiff"),
             (shelf.other, "heron.png", "image/png"),
         )
     }
     page = shelf.browser(shelf.key("owner", shelf.acme)).get("/app/files").text
     assert f'<img class="thumbnail" src="/dashboard/artifacts/{made["otter.png"]}"' in page
-    assert (
-        f'href="/dashboard/artifacts/{made["otter.svg"]}"' in page
-        and f'src="/dashboard/artifacts/{made["otter.svg"]}"' not in page
-    )
+    for name in ("otter.svg", "otter.tiff"):
+        assert f'href="/dashboard/artifacts/{made[name]}"' in page
+        assert f'src="/dashboard/artifacts/{made[name]}"' not in page
     assert "heron.png" not in page
 
 

@@ -90,7 +90,8 @@ def test_member_sees_files_facts_patients_and_usage_of_the_own_tenant(intake: An
                   "the content has not been uploaded", image],
         "facts": ["Potassium", "4.2 mmol/L", "scanned.pdf", image],
         "patients": ["Ann Weber", f'href="/dashboard/app/trail?patient_id={intake.patient}"'],
-        "trail": ["intake.insert", "shell_file_results", str(intake.patient), "Ann Weber"],
+        "trail": ["intake.insert", "shell_file_results", "Ann Weber", "scanned.pdf",
+                  "postgres (database login)"],
         "usage": ["7"],
     }  # fmt: skip
     for page, words in wanted.items():
@@ -101,6 +102,25 @@ def test_member_sees_files_facts_patients_and_usage_of_the_own_tenant(intake: An
     assert "intake.insert" in filtered
     for page in ("queue", "overview"):
         assert member.get(f"/app/{page}").status_code == 404
+
+
+def test_original_is_linked_only_after_the_scan_has_admitted_it(intake: Any) -> None:
+    """S32: a browser must open neither a virus nor a bomb, not even as a thumbnail."""
+    member = intake.browser(intake.key("viewer", intake.acme))
+    link = f'/dashboard/artifacts/{intake.picture}"'
+    for status, pages, is_linked in (
+        ("rejected", None, False),
+        ("uploaded", None, False),
+        ("failed", 3, True),
+    ):
+        intake.db.execute("delete from intake.shell_file_results")
+        intake.db.execute("delete from intake.shell_files")
+        intake.db.execute(
+            "insert into intake.shell_files (tenant_id, patient_id, artifact_id, name, mime_type, file_size_bytes,"
+            " status, pages) values (%s, %s, %s, 'x.png', 'image/png', 5, %s, %s)",
+            [intake.acme, intake.patient, intake.picture, status, pages],
+        )
+        assert (link in text_of(member, "/app/files")) == is_linked, status
 
 
 def test_operator_sees_the_queue_and_the_usage_of_all_tenants(intake: Any) -> None:

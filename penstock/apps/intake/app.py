@@ -37,7 +37,6 @@ MOST_IMAGES = 3
 MOST_PICTURES = 20
 """Pages of a document that are stored as images with boxes."""
 _LARGEST_LAYOUT = 64 << 20
-_TOKENS_PER_PAGE = 900
 SERVICE: tuple[Starter, ...] = ("service",)
 """Who may start these kinds: they take a file from their input."""
 
@@ -76,6 +75,8 @@ class Laid(BaseModel):
     poor_pages: list[int]
     outside_pages: list[int] = []
     """Pages that an outside provider is to read."""
+    parts: int = 1
+    """In how many parts pass 2 reads the document."""
     turned_pages: dict[int, float] = {}
 
 
@@ -185,6 +186,7 @@ async def arrange(
         methods=methods,
         poor_pages=poor,
         outside_pages=outside,
+        parts=len(passes.parts(layout.lines_of(document))),
         turned_pages={page["number"]: page["rotation"] for page in pages if page["rotation"]},
     )
 
@@ -218,11 +220,11 @@ async def pass1(ctx: Context, shell_file_id: UUID, laid: Laid) -> Answered:
 
 
 @app.task(kind="ai_queue_pass2", phase="pass2", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
-async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered) -> Answered:
-    """The facts, each with the place that it comes from, and images of these pages with the boxes drawn."""
-    answered = await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [])
+async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered, part: int = 1) -> Answered:
+    """The facts of a part, each with the place that it comes from, and images of their pages with boxes."""
+    answered = await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [], part)
     # The first page too, so that every file has an image.
-    boxes: dict[int, list[list[float]]] = {1: []}
+    boxes: dict[int, list[list[float]]] = {1: []} if part == 1 else {}
     for place in (place for fact in answered.answer["facts"] for place in fact["places"]):
         boxes.setdefault(place["page"], []).append(place["box"])
     lines: dict[int, list[list[float]]] = {}
@@ -248,20 +250,30 @@ async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered) 
 
 
 @app.task(kind="ai_queue_pass3", phase="pass3", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
-async def pass3(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered, second: Answered) -> Answered:
-    """A summary for people."""
+async def pass3(
+    ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered, second: list[Answered]
+) -> Answered:
+    """A summary for people: of the beginning of the document, and of the facts of all its parts."""
     facts = [
         {key: fact[key] for key in ("kind", "name", "value", "unit", "date")}
-        for fact in second.answer["facts"]
+        for part in second
+        for fact in part.answer["facts"]
     ]
     return await _pass(ctx, "pass3", shell_file_id, laid, {"pass1": first.answer, "facts": facts}, [])
 
 
 @app.task(kind="intake_store", phase="finishing", transactional=True, starters=SERVICE)
-async def store(ctx: Context, shell_file_id: UUID, name: str, answered: Answered) -> None:
+async def store(ctx: Context, shell_file_id: UUID, name: str, answered: list[Answered]) -> None:
     """Store the result of a pass: the row, its audit line and the end of the task are one commit."""
-    await _store(ctx, shell_file_id, name, answered.answer, None, answered)
-    for picture in answered.answer.get("pictures", {}).values():
+    summary, pictures = answered[0].answer, dict[str, str]()
+    if name == "pass2":
+        # An image that two parts made of one page has the boxes of the earlier one.
+        for part in reversed(answered):
+            pictures |= part.answer["pictures"]
+        facts = [fact for part in answered for fact in part.answer["facts"]]
+        summary = {"facts": facts, "pictures": pictures}
+    await _store(ctx, shell_file_id, name, summary, None, answered[0])
+    for picture in pictures.values():
         subject = f"intake.shell_file:{shell_file_id}"
         await artifacts.keep(ctx.connection, artifact_id=UUID(picture), subject=subject)
 
@@ -332,14 +344,18 @@ def intake_passes(shell_file_id: UUID, laid: Laid) -> None:
     chosen = settings()
     tokens = min(laid.characters, passes.MOST_CHARACTERS) // 2 + 500
     units = {"input_tokens": tokens, "output_tokens": passes.OUTPUT_TOKENS}
+    summing = {**units, "input_tokens": tokens + passes.MOST_KNOWN // 4 * (laid.parts > 1)}
     vision = {**units, "input_tokens": tokens + 1500 * min(MOST_IMAGES, len(laid.poor_pages))}
     looks = chosen.vision_model if laid.poor_pages else chosen.model
     first = pass1.options(provider=looks, units=vision).step(shell_file_id, laid)
-    second = pass2.options(provider=chosen.model, units=units).step(shell_file_id, laid, first)
-    third = pass3.options(provider=chosen.model, units=units).step(shell_file_id, laid, first, second)
+    second = [
+        pass2.options(provider=chosen.model, units=units).step(shell_file_id, laid, first, part)
+        for part in range(1, laid.parts + 1)
+    ]
+    third = pass3.options(provider=chosen.model, units=summing).step(shell_file_id, laid, first, second)
     stored = [
         store.step(shell_file_id, name, answered)
-        for name, answered in (("pass1", first), ("pass2", second), ("pass3", third))
+        for name, answered in (("pass1", [first]), ("pass2", second), ("pass3", [third]))
     ]
     settle.options(after_failure="run", after=stored).step(shell_file_id)
 
@@ -387,22 +403,28 @@ where f.tenant_id = %s and f.id = %s and a.status = 'stored'"""
 
 
 async def _pass(
-    ctx: Context, name: str, shell_file_id: UUID, laid: Laid, before: dict[str, Any], images: list[bytes]
+    ctx: Context,
+    name: str,
+    shell_file_id: UUID,
+    laid: Laid,
+    before: dict[str, Any],
+    images: list[bytes],
+    part: int = 1,
 ) -> Answered:
     ctx.progress(0, message=f"asking the model, {name}")
     chosen = settings()
     await _check_consent(ctx, shell_file_id)
     lines = await _lines(laid)
-    shown = lines
+    shown = passes.parts(lines)[part - 1]
     if chosen.redacts:
-        shown = {number: {**line, "text": redact_personal(line["text"])} for number, line in lines.items()}
+        shown = {number: {**line, "text": redact_personal(line["text"])} for number, line in shown.items()}
     question = await ctx.aprompt(PROMPTS[name])
     provider = ctx.provider or chosen.model
     answer = await models.ask(
         ctx,
         passes.SCHEMAS[name],
         passes.schema(name, laid.lines),
-        passes.prompt(question.render(), str(shell_file_id), shown, before),
+        passes.prompt(question.render(), str(shell_file_id), shown, before, part, laid.parts),
         provider=provider,
         url=chosen.url,
         images=images,
@@ -410,7 +432,7 @@ async def _pass(
     )
     made = answer.model_dump()
     if isinstance(answer, passes.Facts):
-        made = {"facts": passes.checked_facts(answer, lines)}
+        made = {"facts": passes.checked_facts(answer, {number: lines[number] for number in shown})}
     return Answered(answer=made, model=provider, prompt_name=question.name, prompt_version=question.version)
 
 

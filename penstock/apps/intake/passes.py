@@ -14,7 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_CHARACTERS = 60_000
-"""Of the document's text in one prompt."""
+"""Of the document's text in one prompt. Pass 2 reads a longer document in parts."""
+MOST_KNOWN = 30_000
+"""Characters of earlier answers in one prompt."""
 OUTPUT_TOKENS = 2000
 
 SYSTEM_PROMPT = """\
@@ -95,16 +97,37 @@ SCHEMAS: dict[str, type[Identity] | type[Facts] | type[Summary]] = {
 }
 
 
+def parts(lines: dict[int, dict[str, Any]]) -> list[dict[int, dict[str, Any]]]:
+    """The lines in parts that fit into a prompt; one part if there are none."""
+    found: list[dict[int, dict[str, Any]]] = [{}]
+    size = 0
+    for number, line in lines.items():
+        size += len(_shown(number, line))
+        if size > MOST_CHARACTERS and found[-1]:
+            found.append({})
+            size = len(_shown(number, line))
+        found[-1][number] = line
+    return found
+
+
 def prompt(
-    question: str, shell_file_id: str, lines: dict[int, dict[str, Any]], before: dict[str, Any]
+    question: str,
+    shell_file_id: str,
+    lines: dict[int, dict[str, Any]],
+    before: dict[str, Any],
+    part: int = 1,
+    count: int = 1,
 ) -> str:
-    """The question and the document. `before` has the answers of the passes before this one."""
+    """The question and a part of the document. `before` has the answers of the passes before this one."""
     mark = hashlib.sha256(f"intake:{shell_file_id}:{len(lines)}".encode()).hexdigest()[:24]
-    text = "\n".join(f"[{number}] {line['text']}" for number, line in lines.items())
-    if len(text) > MOST_CHARACTERS:
-        text = text[:MOST_CHARACTERS] + "\n(the rest is left out)"
+    text = "".join(_shown(number, line) for number, line in lines.items())[: MOST_CHARACTERS + 1]
     known = f"\nEarlier answers about it: {json.dumps(before, ensure_ascii=False)}" if before else ""
-    return f"{question}{known}\n----- {mark}\n{text}\n----- {mark}"
+    which = f"\nThis is part {part} of {count} of the document." if count > 1 else ""
+    return f"{question}{known[:MOST_KNOWN]}{which}\n----- {mark}\n{text}----- {mark}"
+
+
+def _shown(number: int, line: dict[str, Any]) -> str:
+    return f"[{number}] {line['text']}\n"
 
 
 def schema(name: str, lines: int) -> dict[str, Any]:

@@ -182,7 +182,9 @@ from intake.user_usage_tracking u join penstock.tenants t on t.id = u.profile_id
 comment on view intake.usage_overview is 'The usage of each tenant and month as percentages, for operators.';
 
 create or replace view intake.file_list with (security_invoker = true) as
-select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.artifact_id, f.created_at,
+select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id,
+  -- A browser opens a file only after the scan has admitted it.
+  case when f.pages is not null or f.status = 'completed' then f.artifact_id end as artifact_id, f.created_at,
   case when f.processing_error is not null
       then concat_ws(': ', f.processing_error ->> 'code', coalesce(f.processing_error ->> 'message',
         f.processing_error ->> 'legacy_error'))
@@ -231,6 +233,9 @@ select a.id, a.at, a.tenant_id, substr(a.subject, 9) as patient_id, a.action,
   a.details ->> 'table' as record_of, a.details ->> 'record' as record, a.actor, a.job_id,
   (select coalesce(p.name, 'own record') from intake.patients p
     where p.tenant_id = a.tenant_id and p.id = case when substr(a.subject, 9) ~ '^[0-9a-f-]{36}$'
-      then substr(a.subject, 9)::uuid end) as patient
+      then substr(a.subject, 9)::uuid end) as patient,
+  (select f.name from intake.shell_files f
+    where f.tenant_id = a.tenant_id and f.id = case when a.details ->> 'record' ~ '^[0-9a-f-]{36}$'
+      then (a.details ->> 'record')::uuid end) as file
 from penstock.audit_log a where a.subject like 'patient:%' and a.action like 'intake.%';
 comment on view intake.patient_trail is 'Who wrote what about which patient, from the audit log.';

@@ -122,6 +122,9 @@ begin
     end if;
   end if;
   perform intake._check_upload(p_mime_type, p_estimated_pages);
+  if p_bytes = 0 then
+    perform penstock.refuse(422, 'empty_file', 'the file is empty', '{"field": "bytes"}');
+  end if;
   -- Accounts are locked in the order bytes, files, pages.
   select u.id into v_file.artifact_id from penstock.begin_upload(p_name, p_mime_type, p_bytes,
     jsonb_build_object('tenant_id', v_patient.tenant_id, 'idempotency_key', 'intake:' || v_id)) as u;
