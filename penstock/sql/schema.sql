@@ -2666,14 +2666,6 @@ function penstock._add_key_member(uuid, uuid, text, text)
   body: sha256 d34181ddf839644c70334a8c073aeebb
   comment: Makes a tenant's key a member of the tenant.
 
-function penstock._add_phases(penstock.jobs, penstock.task_spec[])
-  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
-  returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 c3dabbaa6f0350b5fa866bdddc4cdc29
-  comment: Creates the phases that the tasks name (default: the name of the kind). A job type with declared phases accepts only those.
-
 function penstock._add_provider_lanes(penstock.endpoints)
   arguments: p_endpoint penstock.endpoints
   returns: void
@@ -2690,20 +2682,12 @@ function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[])
   body: sha256 5eef3b347a66c53b14d74192610407dd
   comment: Creates the lanes of these tasks, and those to which tasks with these routes can move.
 
-function penstock._add_tasks(uuid, jsonb)
-  arguments: p_job_id uuid, p_tasks jsonb
-  returns: bigint[]
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 cc98b24e08822014b83171c9ed940fb3
-  comment: Adds tasks that a function of this schema wrote, such as the task that loads the rows of a bulk job.
-
-function penstock._add_tasks_of(uuid, jsonb, text[], boolean)
-  arguments: p_job_id uuid, p_tasks jsonb, p_starters text[], p_is_raw boolean
+function penstock._add_tasks(penstock.jobs, jsonb, text[], boolean)
+  arguments: p_job penstock.jobs, p_tasks jsonb, p_starters text[], p_is_raw boolean
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d2c11625d8652c4f680a470465ade91c
+  body: sha256 d9b6324fb88b623d7f893d71668a6db7
   comment: Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._add_up_costs()
@@ -2750,7 +2734,7 @@ function penstock._append_tasks(uuid, jsonb, bigint, text, bigint, text[], boole
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 98fc58cdc83e421b0de97232787decff
+  body: sha256 7290852bbe533238bf549339b9ef1de2
   comment: Adds tasks to a job that has not ended: see add_tasks. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._apply_action(text, text[], text)
@@ -3146,6 +3130,14 @@ function penstock._check_params(text, jsonb)
   body: sha256 7da3174f57c46320900217b4427636f0
   comment: Raises an error unless these params fit the job type, as far as the app has declared its params.
 
+function penstock._check_phases(penstock.jobs, penstock.task_spec[])
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 79f3f7cf8e0c49536fe001df77b3d457
+  comment: Rejects tasks of phases that the job type does not declare.
+
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
   returns: void
@@ -3416,6 +3408,14 @@ function penstock._count_foreign_calls(penstock.endpoints, bigint, bigint)
   body: sha256 02bae69333ad284662fb3ad00c318470
   comment: Counts calls that others made with the same account: less is left, as the provider says, than was counted here.
 
+function penstock._count_in_phases(penstock.jobs, penstock.task_spec[])
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c6c0883d07d12e3b4fd4ca198980017c
+  comment: Adds new tasks to the totals of their phases, and creates the phases that the tasks name (default: the name of the kind). A job type with declared phases accepts only those.
+
 function penstock._count_ready(uuid, integer)
   arguments: p_tenant_id uuid, p_lane_id integer
   returns: bigint
@@ -3424,13 +3424,21 @@ function penstock._count_ready(uuid, integer)
   body: sha256 04809454641e6adac26f3a9644f8031b
   comment: The number of ready tasks in a lane, of a tenant or of all tenants; at most 100,001.
 
-function penstock._count_start(uuid, integer, jsonb, jsonb)
-  arguments: p_job_id uuid, p_jobs integer, p_rows jsonb, p_params jsonb
+function penstock._count_start(penstock.jobs, integer, jsonb, jsonb)
+  arguments: p_job penstock.jobs, p_jobs integer, p_rows jsonb, p_params jsonb
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6babe6df586abb1185d1787bee9f7215
+  body: sha256 e14d056b4cd69ef37f4b606bb4167e30
   comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
+
+function penstock._create_job(text, jsonb, jsonb)
+  arguments: p_type text, p_params jsonb, p_options jsonb, OUT job penstock.jobs, OUT is_new boolean
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ab8a3a717cc4a7256aeeaff70e8ca40
+  comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._create_user(uuid, text)
   arguments: p_user_id uuid, p_email text
@@ -3991,8 +3999,8 @@ function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], t
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b6254a5854282441675016a73a44ab60
-  comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
+  body: sha256 c88ef577c6dbef364d7c033297f4f915
+  comment: Inserts new tasks and returns a ready row for each.
 
 function penstock._is_any_failing()
   returns: boolean
@@ -4671,14 +4679,6 @@ function penstock._open_invitation(text)
   body: sha256 19c3b61a8d9c5af518e0196cccd9ab84
   comment: Locks the tenant and the pending invitation with this secret, if the caller may answer it.
 
-function penstock._open_job(text, jsonb, jsonb)
-  arguments: p_type text, p_params jsonb, p_options jsonb
-  returns: TABLE(job_id uuid, is_new boolean)
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 0e48bacb84f744b2451389c6e8483bb6
-  comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
-
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamp with time zone
   returns: timestamp with time zone
@@ -4883,6 +4883,13 @@ function penstock._permitted_subjects(text, text[], uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 33e05672a164f9cda5bc77da64814099
   comment: Those of the subjects that exist and that the user (null: the service) may change, sorted by id.
+
+function penstock._phase_of(uuid, text, text)
+  arguments: p_job_id uuid, p_phase text, p_kind text
+  returns: TABLE("position" smallint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  body: sha256 feedc3329d2bb0f32d2c63c9779eefc3
+  comment: The phase of a task: the one it names, else the one named like its kind, else the first.
 
 function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
   arguments: p_lane_id integer, p_read_from bigint, p_stopped uuid[], p_max bigint
@@ -5735,7 +5742,7 @@ function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean)
   returns: uuid
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 90e4b0cdc05026d3a2cb4c9463476575
+  body: sha256 e4c1d72a5de19a15138ae67283b2af83
   comment: Creates a job with its tasks. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._startable(penstock.simulated_group[], penstock.simulated_group, double precision, double precision[], double precision)
@@ -5942,9 +5949,9 @@ function penstock._user_of(text)
 
 function penstock._uuid7()
   returns: uuid
-  attributes: sql, volatile, security invoker, parallel unsafe
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=pg_catalog, pg_temp
-  body: sha256 0407ec018b542e2189683e1f5238d0de
+  body: sha256 3d0e123086fe3698c3ef85ee07df53f1
   comment: A version 7 UUID: milliseconds, the number of this cell in 10 bits, then 64 random bits.
 
 function penstock._validated_rows(penstock.bulks, jsonb)
@@ -6123,7 +6130,7 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 d7357b82061e17d5c18777655fffbd46
+  body: sha256 8df521459a782ee0d7df1e5b487b7142
   comment: Adds rows [{"number", "data", "problem"}] to a bulk job. A row number that exists is skipped, unless its row had a problem; a row with a key that exists gets a problem. With p_load a worker starts to load them. Returns the numbers of rows added, refused (with a problem), known, and known under another key (moved).
   grant to authenticated: execute
   grant to service_role: execute
@@ -6151,7 +6158,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 c3f6068f16e9c080d70cf5d937e96292
+  body: sha256 175f11124112ce5104fb53a16b5da5c6
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -7326,7 +7333,7 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b54bf39ce0c0066d9edf577fefb39168
+  body: sha256 61d2ac334087227ff16a0a91e070728b
   comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
@@ -7336,7 +7343,7 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 e2f4b9bf23c7388cafdbe77d6fa98cb2
+  body: sha256 aa81ae080ba79014892d42bd0b8c28d0
   comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task), tags (words to find the job by), traceparent (the W3C trace context of the caller).
   grant to authenticated: execute
   grant to service_role: execute
@@ -8423,7 +8430,7 @@ function penstock.undo_bulk(uuid, jsonb)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bec790f3f2355f2a501363732c949c67
+  body: sha256 00ec4f1836736960fec69ea16f177f7e
   comment: Starts a job that undoes the applied changes of all rows, or of {"rows": [numbers], "names": [values]}, and returns its id. Changes that are applied later stay.
   grant to authenticated: execute
   grant to service_role: execute

@@ -412,6 +412,7 @@ INLINED = (
     "_lease_to_ready",
     "_ready_to_parked",
     "_claimed_task",
+    "_phase_of",
 )
 
 

@@ -226,7 +226,7 @@ declare
   v_filter jsonb := coalesce(p_filter, '{}');
   v_numbers bigint[];
   v_names text[];
-  v_undo_id uuid;
+  v_undo jobs;
   v_tasks jsonb;
   v_rows bigint[];
 begin
@@ -250,21 +250,20 @@ begin
     perform _refuse(409, 'nothing_to_undo', 'the job has no matching changes to undo',
       jsonb_build_object('job_id', p_job_id));
   end if;
-  select o.job_id into v_undo_id
-    from _open_job(v_job.type || '.undo', jsonb_build_object('job_id', p_job_id) || v_filter,
-    jsonb_build_object('tenant_id', v_job.tenant_id, 'priority', v_job.priority)) as o;
+  v_undo := (_create_job(v_job.type || '.undo', jsonb_build_object('job_id', p_job_id) || v_filter,
+    jsonb_build_object('tenant_id', v_job.tenant_id, 'priority', v_job.priority))).job;
   for v_tasks in
     select jsonb_agg(jsonb_build_object('kind', v_job.type || '.undo', 'phase', 'undo',
       'input', jsonb_strip_nulls(jsonb_build_object('job_id', p_job_id, 'number', r.number, 'names',
         v_filter -> 'names'))) order by r.n)
     from unnest(v_rows) with ordinality as r(number, n) group by (r.n - 1) / 5000 order by (r.n - 1) / 5000
   loop
-    perform _add_tasks(v_undo_id, v_tasks);
+    perform _add_tasks(v_undo, v_tasks, null, false);
   end loop;
-  perform _audit(v_job.tenant_id, 'bulk.undo', p_job_id, 'job:' || v_undo_id, v_filter
+  perform _audit(v_job.tenant_id, 'bulk.undo', p_job_id, 'job:' || v_undo.id, v_filter
     || jsonb_build_object('rows', cardinality(v_rows)));
-  perform _count_start(v_undo_id, 1, '[]', '{}');
-  return v_undo_id;
+  perform _count_start(v_undo, 1, '[]', '{}');
+  return v_undo.id;
 end
 $$;
 comment on function penstock.undo_bulk(uuid, jsonb) is

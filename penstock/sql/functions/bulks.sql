@@ -89,9 +89,8 @@ declare
   v_key text[];
   v_preview boolean;
   v_skip_done boolean;
+  v_opened record;
   v_job jobs;
-  v_job_id uuid;
-  v_is_new boolean;
 begin
   if jsonb_typeof(v_source) <> 'object' or jsonb_typeof(v_options) <> 'object' then
     perform _refuse(422, 'invalid_options', 'source and options must be JSON objects',
@@ -109,18 +108,17 @@ begin
       'preview and skip_done must be true or false, and key an array of columns: ' || left(sqlerrm, 200),
       '{"field": "options"}');
   end;
-  select o.job_id, o.is_new into v_job_id, v_is_new
-    from _open_job(p_type, p_params, v_options - c_bulk_options || jsonb_build_object('digest',
+  v_opened := _create_job(p_type, p_params, v_options - c_bulk_options || jsonb_build_object('digest',
     encode(sha256(convert_to(jsonb_build_array(v_source, v_options -> 'digest', v_preview, v_skip_done,
-      v_key)::text, 'utf8')), 'hex'))) as o;
-  if v_is_new then
-    select * into strict v_job from jobs j where j.id = v_job_id;
+      v_key)::text, 'utf8')), 'hex')));
+  v_job := v_opened.job;
+  if v_opened.is_new then
     insert into bulks (job_id, tenant_id, type, source, source_id, key, group_by, batch, is_exclusive,
       preview, skip_done)
-    values (v_job_id, v_job.tenant_id, p_type, v_source, coalesce(v_source ->> 'id', v_source ->> 'name'),
+    values (v_job.id, v_job.tenant_id, p_type, v_source, coalesce(v_source ->> 'id', v_source ->> 'name'),
       nullif(v_key, '{}'), v_type ->> 'group_by', (v_type ->> 'batch')::integer,
         coalesce((v_type ->> 'is_exclusive')::boolean, false), v_preview, v_skip_done);
-    perform _require_exclusive(v_job_id);
+    perform _require_exclusive(v_job.id);
     if not _is_service() then
       perform _check_policy(v_job, array[
         jsonb_populate_record(null::task_spec, jsonb_build_object('kind', p_type || '.load'))],
@@ -128,11 +126,14 @@ begin
     end if;
     if v_source ->> 'type' = 'google-sheets' then
       -- Workers have the Google account: they read the rows and write the results back.
-      perform _add_tasks(v_job_id, jsonb_build_array(jsonb_build_object('kind', p_type || '.read')));
+      perform _add_tasks(v_job, jsonb_build_array(jsonb_build_object('kind', p_type || '.read')),
+        null, false);
     end if;
-    perform _count_start(v_job_id, 1, '[]', p_params);
+    perform _count_start(v_job, 1, '[]', p_params);
   end if;
-  return query select v_job_id, v_is_new;
+  job_id := v_job.id;
+  is_new := v_opened.is_new;
+  return next;
 end
 $$;
 comment on function penstock.open_bulk(text, jsonb, jsonb, jsonb) is
@@ -313,7 +314,7 @@ begin
     perform _audit(v_bulk.tenant_id, 'bulk.rows', p_job_id, 'job:' || p_job_id,
       (select jsonb_build_object('rows', b.total) from bulks b where b.job_id = p_job_id));
   end if;
-  perform _count_start(p_job_id, 0, p_rows, '{}');
+  perform _count_start(v_job, 0, p_rows, '{}');
   return jsonb_build_object('added', v_added, 'refused', v_added_bad + v_changed_bad,
     'known', jsonb_array_length(p_rows) - v_added - v_changed, 'moved', v_moved);
 end

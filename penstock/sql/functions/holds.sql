@@ -83,21 +83,19 @@ comment on function penstock.reserve_quota(uuid, jsonb, text, text, double preci
   'A hold that is neither committed nor released expires. The same p_key returns the same hold.';
 
 create or replace function penstock._count_start(
-  p_job_id uuid, p_jobs integer, p_rows jsonb, p_params jsonb)
+  p_job penstock.jobs, p_jobs integer, p_rows jsonb, p_params jsonb)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql. Called last, and once: two starts that each counted twice would deadlock.
 declare
-  v_job jobs;
   v_limit record;
   v_account accounts;
   v_units jsonb;
   v_counted jsonb := '{}';
   v_more numeric;
 begin
-  select * into v_job from jobs where id = p_job_id;
-  perform _require_kind_gates(v_job, p_rows);
+  perform _require_kind_gates(p_job, p_rows);
   -- Only where something is limited: without a limit, starting a job locks no account.
-  if not exists (select from tenants t where t.id = v_job.tenant_id
+  if not exists (select from tenants t where t.id = p_job.tenant_id
       and (t.plan <> 'unlimited' or t.plan_until is not null
         or exists (select from tenant_limits x where x.tenant_id = t.id))) then
     return;
@@ -105,13 +103,13 @@ begin
   -- All limited ones, also those that do not change now: a transaction that calls this twice locks no account
   -- the second time, so the order holds.
   for v_limit in
-    select l.* from _limits(v_job.tenant_id, _now()) as l
+    select l.* from _limits(p_job.tenant_id, _now()) as l
     where l.meter in ('input_bytes', 'jobs', 'rows') order by l.meter
   loop
     v_units := coalesce(v_units, jsonb_build_object('jobs', p_jobs, 'rows', jsonb_array_length(p_rows),
       'input_bytes', octet_length(p_rows::text) + coalesce(octet_length(p_params::text), 0)));
     v_more := (v_units ->> v_limit.meter)::numeric;
-    v_account := _lock_account(v_job.tenant_id, null, v_limit.meter, v_limit.period, true);
+    v_account := _lock_account(p_job.tenant_id, null, v_limit.meter, v_limit.period, true);
     continue when v_more = 0;
     if v_account.used + v_account.held + v_more > v_limit.amount and v_limit.mode = 'enforce' then
       perform _refuse(429, 'quota_exceeded', format('%s of %s %s are used: %s more exceed the quota',
@@ -123,12 +121,12 @@ begin
     v_counted := v_counted || jsonb_build_object(v_limit.meter, v_more);
   end loop;
   if v_counted <> '{}' then
-    perform _book(_note_usage(v_job.tenant_id, v_job.type, v_counted, null, null,
-      jsonb_build_object('job_id', v_job.id)));
+    perform _book(_note_usage(p_job.tenant_id, p_job.type, v_counted, null, null,
+      jsonb_build_object('job_id', p_job.id)));
   end if;
 end
 $$;
-comment on function penstock._count_start(uuid, integer, jsonb, jsonb) is
+comment on function penstock._count_start(penstock.jobs, integer, jsonb, jsonb) is
   'Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are '
   'limited, and rejects them over the limit.';
 

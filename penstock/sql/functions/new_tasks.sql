@@ -7,11 +7,13 @@ returns bigint[] language plpgsql security definer set search_path = penstock, p
   set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_ids bigint[];
+  v_job jobs;
 begin
   v_ids := _append_tasks(p_job_id, p_tasks, p_task_id, p_worker_id, p_lease, null, not _is_service());
   if p_task_id is null then
     -- Not for a handler, whose transaction goes on: accounts are locked last.
-    perform _count_start(p_job_id, 0, p_tasks, '{}');
+    select * into v_job from jobs where id = p_job_id;
+    perform _count_start(v_job, 0, p_tasks, '{}');
   end if;
   return v_ids;
 end
@@ -61,7 +63,7 @@ begin
     perform _refuse(409, 'job_ended', format('the job has already ended (%s)', v_job.status),
       jsonb_build_object('status', v_job.status));
   end if;
-  return _add_tasks_of(p_job_id, p_tasks, p_starters, p_is_raw);
+  return _add_tasks(v_job, p_tasks, p_starters, p_is_raw);
 end
 $$;
 comment on function penstock._append_tasks(uuid, jsonb, bigint, text, bigint, text[], boolean) is
@@ -84,19 +86,11 @@ $$;
 comment on function penstock._parents_of_new_tasks(uuid, jsonb) is
   'The ids of existing tasks of a job that new tasks depend on.';
 
-create or replace function penstock._add_tasks(p_job_id uuid, p_tasks jsonb)
-returns bigint[] language sql set search_path = penstock, pg_temp as $$
-  select _add_tasks_of(p_job_id, p_tasks, null, false)
-$$;
-comment on function penstock._add_tasks(uuid, jsonb) is
-  'Adds tasks that a function of this schema wrote, such as the task that loads the rows of a bulk job.';
-
-create or replace function penstock._add_tasks_of(
-  p_job_id uuid, p_tasks jsonb, p_starters text[], p_is_raw boolean)
+create or replace function penstock._add_tasks(
+  p_job penstock.jobs, p_tasks jsonb, p_starters text[], p_is_raw boolean)
 returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
-  v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_ids bigint[];
   v_uses record;
@@ -107,43 +101,44 @@ declare
   v_delays jsonb := '{}';
 begin
   perform _check_tasks(v_specs);
-  select * into strict v_job from jobs where id = p_job_id;
-  v_specs := _apply_policy(v_job, v_specs,
-    case when p_is_raw then _starters(v_job.tenant_id, auth.uid()) else p_starters end, p_is_raw);
+  v_specs := _apply_policy(p_job, v_specs,
+    case when p_is_raw then _starters(p_job.tenant_id, auth.uid()) else p_starters end, p_is_raw);
   v_uses := _fields_used(v_specs, v_now);
   if v_uses.idempotency_keys then
-    v_specs := _without_known_tasks(p_job_id, v_specs);
+    v_specs := _without_known_tasks(p_job.id, v_specs);
     if cardinality(v_specs) = 0 then
       return '{}';
     end if;
   end if;
   if v_uses.keys then
-    perform _check_keys(p_job_id, v_specs);
+    perform _check_keys(p_job.id, v_specs);
   end if;
-  perform _add_phases(v_job, v_specs);
   if v_uses.routes then
-    v_specs := _choose_providers(v_job, v_specs);
+    v_specs := _choose_providers(p_job, v_specs);
   end if;
   if v_uses.limits then
-    v_delays := _check_demands(v_job, v_specs);
+    v_delays := _check_demands(p_job, v_specs);
   end if;
   v_ids := array(select nextval('task_ids') from generate_series(1, cardinality(v_specs)));
-  perform _add_route_lanes(v_job, v_specs) where v_uses.routes;
-  v_rows := _insert_tasks(v_job, v_specs, v_ids, v_now);
+  if v_uses.routes then
+    perform _add_route_lanes(p_job, v_specs);
+  end if;
+  perform _count_in_phases(p_job, v_specs);
+  v_rows := _insert_tasks(p_job, v_specs, v_ids, v_now);
   if v_uses.parents then
-    v_parents := _add_edges(p_job_id, v_specs, v_ids);
-    v_ended_parents := array(select r.task_id from results r where r.job_id = p_job_id
+    v_parents := _add_edges(p_job.id, v_specs, v_ids);
+    v_ended_parents := array(select r.task_id from results r where r.job_id = p_job.id
       and r.task_id = any (v_parents));
   end if;
   if v_delays <> '{}' then
     v_specs := _delay_throttled_tasks(v_specs, v_delays, v_now);
   end if;
   if v_uses.parents or v_uses.times or v_uses.confirmations or v_delays <> '{}'
-     or v_job.status = 'paused' or v_job.run_at > v_now then
-    v_rows := _park_new_tasks(v_job, v_specs, v_rows);
+     or p_job.status = 'paused' or p_job.run_at > v_now then
+    v_rows := _park_new_tasks(p_job, v_specs, v_rows);
   end if;
   if cardinality(v_ended_parents) > 0 then
-    v_settled := _settle_children(p_job_id, v_ended_parents, v_ids);
+    v_settled := _settle_children(p_job.id, v_ended_parents, v_ids);
     perform _move_progress(v_settled.deltas);
     v_rows := v_rows || v_settled.freed;
   end if;
@@ -151,7 +146,7 @@ begin
   return v_ids;
 end
 $$;
-comment on function penstock._add_tasks_of(uuid, jsonb, text[], boolean) is
+comment on function penstock._add_tasks(penstock.jobs, jsonb, text[], boolean) is
   'Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see '
   '_apply_policy.';
 
@@ -185,10 +180,9 @@ $$;
 comment on function penstock._without_known_tasks(uuid, penstock.task_spec[]) is
   'Removes tasks whose idempotency key the job already has, or that repeat a key of this list.';
 
-create or replace function penstock._add_phases(p_job penstock.jobs, p_specs penstock.task_spec[])
+create or replace function penstock._count_in_phases(p_job penstock.jobs, p_specs penstock.task_spec[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_unknown text;
   v_is_declared boolean;
   v_last integer;
   v_count integer;
@@ -196,35 +190,64 @@ begin
   select bool_or(weight is not null), coalesce(max(position), 0) into v_is_declared, v_last
   from phases where job_id = p_job.id;
   if v_is_declared then
-    select s.phase into v_unknown from unnest(p_specs) as s
-    where s.phase is not null
-      and not exists (select from phases p where p.job_id = p_job.id and p.name = s.phase) limit 1;
-    if found then
-      perform _refuse(422, 'unknown_phase',
-        format('job type %L has no phase %L', p_job.type, left(v_unknown, 200)),
-        jsonb_build_object('field', 'tasks.phase', 'phase', v_unknown));
-    end if;
+    perform _check_phases(p_job, p_specs);
   else
-    insert into phases (job_id, position, tenant_id, name)
-    select p_job.id, row_number() over (order by s.n) + v_last, p_job.tenant_id, s.name
+    insert into phases (job_id, position, tenant_id, name, total)
+    select p_job.id, row_number() over (order by s.n) + v_last, p_job.tenant_id, s.name, s.total
     from (
-      select coalesce(t.phase, t.kind) as name, min(t.n) as n
+      select coalesce(t.phase, t.kind) as name, min(t.n) as n, count(*) as total
       from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
         units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
       group by coalesce(t.phase, t.kind)
     ) as s
-    where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
+    where v_last = 0 or not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
     get diagnostics v_count = row_count;
     if v_count > 0 and v_last + v_count > 1000 then
       perform _refuse(422, 'too_many_phases', 'a job can have at most 1000 phases',
         '{"field": "tasks.phase"}');
     end if;
   end if;
+  if v_last > 0 then
+    update phases p set total = p.total + c.n
+    from (
+      select x.position, sum(t.n)::integer as n
+      from (select s.phase, s.kind, count(*) as n from unnest(p_specs) as s group by 1, 2) as t
+      cross join lateral _phase_of(p_job.id, t.phase, t.kind) as x group by x.position
+    ) as c
+    where p.job_id = p_job.id and p.position = c.position and p.position <= v_last;
+  end if;
 end
 $$;
-comment on function penstock._add_phases(penstock.jobs, penstock.task_spec[]) is
-  'Creates the phases that the tasks name (default: the name of the kind). A job type with declared phases '
-  'accepts only those.';
+comment on function penstock._count_in_phases(penstock.jobs, penstock.task_spec[]) is
+  'Adds new tasks to the totals of their phases, and creates the phases that the tasks name (default: the '
+  'name of the kind). A job type with declared phases accepts only those.';
+
+create or replace function penstock._check_phases(p_job penstock.jobs, p_specs penstock.task_spec[])
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
+begin
+  select s.phase into v_unknown from unnest(p_specs) as s
+  where s.phase is not null
+    and not exists (select from phases p where p.job_id = p_job.id and p.name = s.phase) limit 1;
+  if found then
+    perform _refuse(422, 'unknown_phase',
+      format('job type %L has no phase %L', p_job.type, left(v_unknown, 200)),
+      jsonb_build_object('field', 'tasks.phase', 'phase', v_unknown));
+  end if;
+end
+$$;
+comment on function penstock._check_phases(penstock.jobs, penstock.task_spec[]) is
+  'Rejects tasks of phases that the job type does not declare.';
+
+create or replace function penstock._phase_of(p_job_id uuid, p_phase text, p_kind text)
+returns table ("position" smallint) language sql stable as $$
+  -- Sets no search path and names schemas instead, so that it is inlined.
+  select p.position from penstock.phases p where p.job_id = p_job_id
+  order by (p.name = coalesce(p_phase, p_kind)) desc, p.position limit 1
+$$;
+comment on function penstock._phase_of(uuid, text, text) is
+  'The phase of a task: the one it names, else the one named like its kind, else the first.';
 
 create or replace function penstock._insert_tasks(
   p_job penstock.jobs, p_specs penstock.task_spec[], p_ids bigint[], p_now timestamptz)
@@ -242,9 +265,7 @@ begin
         select t.kind, t.provider, t.provider is not null or t.units is not null as is_gated, t.phase
         from unnest(p_specs) as t group by 1, 2, 3, 4 offset 0) as g
       order by 1, 2, 3, 4) as s
-    cross join lateral (
-      select x.position from phases x where x.job_id = p_job.id
-      order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
+    cross join lateral _phase_of(p_job.id, s.phase, s.kind) as p
   ), made as (
     insert into tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, max_attempts,
       run_after_failure,
@@ -261,10 +282,6 @@ begin
       and coalesce(r.phase, '') = coalesce(t.phase, '')
       and r.is_gated = (t.provider is not null or t.units is not null)
     returning id, lane_id, phase, priority
-  ), counted as (
-    update phases p set total = p.total + c.n
-    from (select phase, count(*)::integer as n from made group by phase) as c
-    where p.job_id = p_job.id and p.position = c.phase
   )
   select array_agg(row(m.id, 0, p_job.id, p_job.tenant_id, m.lane_id, m.priority, m.phase, 0, 0, false,
     false)::ready
@@ -273,7 +290,7 @@ begin
 end
 $$;
 comment on function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], timestamptz) is
-  'Inserts new tasks, counts them in their phases, and returns a ready row for each.';
+  'Inserts new tasks and returns a ready row for each.';
 
 create or replace function penstock._add_edges(p_job_id uuid, p_specs penstock.task_spec[], p_ids bigint[])
 returns bigint[] language plpgsql set search_path = penstock, pg_temp

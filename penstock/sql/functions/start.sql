@@ -129,13 +129,16 @@ $$;
 comment on function penstock._check_job_options(penstock.jobs) is
   'Rejects options of open_job that are well formed but not allowed.';
 
-create or replace function penstock._open_job(p_type text, p_params jsonb, p_options jsonb)
-returns table (job_id uuid, is_new boolean) language plpgsql set search_path = penstock, pg_temp as $$
+create or replace function penstock._create_job(
+  p_type text, p_params jsonb, p_options jsonb, out job penstock.jobs, out is_new boolean)
+language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_params jsonb := coalesce(p_params, '{}');
   v_options jsonb := coalesce(p_options, '{}');
+  v_actor text := _actor();
   v_digest bytea;
-  v_job jobs; v_existing jobs; v_type job_types;
+  v_job jobs;
+  v_type job_types;
 begin
   perform _check_job_arguments(p_type, v_params, v_options);
   v_job := _job_from_options(v_options);
@@ -151,43 +154,37 @@ begin
                     traceparent, tags, title)
   values (v_job.tenant_id, p_type, v_params, v_job.status, v_job.priority,
           coalesce(v_job.on_failure, v_type.on_failure, 'continue'), v_job.idempotency_key, v_digest,
-          _actor(), _user_of(_actor()), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after,
+          v_actor, _user_of(v_actor), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after,
           v_job.result, v_job.traceparent, v_job.tags,
           (select _job_title(p.title, v_params) from job_params p where p.name = p_type))
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
-  returning * into v_existing;
-
-  if v_existing.id is null then
-    select * into v_existing from jobs
+  returning * into job;
+  is_new := found;
+  if not is_new then
+    select * into job from jobs
     where tenant_id = v_job.tenant_id and idempotency_key = v_job.idempotency_key;
-    if v_existing.request_digest is distinct from v_digest then
+    if job.request_digest is distinct from v_digest then
       perform _refuse(409, 'idempotency_key_reused',
         'this idempotency key was used with different parameters',
-        jsonb_build_object('job_id', v_existing.id), 'Use a new key for a new job.');
+        jsonb_build_object('job_id', job.id), 'Use a new key for a new job.');
     end if;
-    return query select v_existing.id, false;
     return;
   end if;
 
-  v_job := v_existing;
-  if v_params <> '{}' or v_job.tags <> '{}' or v_job.title is not null then
-    perform _index_job(v_job);
+  if v_params <> '{}' or job.tags <> '{}' or job.title is not null then
+    perform _index_job(job);
   end if;
   if v_type.phases <> '[]' then
     insert into phases (job_id, position, tenant_id, name, weight)
-    select v_job.id, e.n, v_job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
+    select job.id, e.n, job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
     from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
   end if;
   insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
-  values (v_job.created_at, v_job.tenant_id, v_job.created_by, 'job.' || v_job.status, v_job.id, 'job:'
-    || v_job.id,
-          jsonb_build_object('type', p_type));
-  job_id := v_job.id;
-  is_new := true;
-  return next;
+  values (job.created_at, job.tenant_id, v_actor, 'job.' || job.status, job.id, 'job:' || job.id,
+    jsonb_build_object('type', p_type));
 end
 $$;
-comment on function penstock._open_job(text, jsonb, jsonb) is
+comment on function penstock._create_job(text, jsonb, jsonb) is
   'Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job '
   'with _count_start when it has done everything else.';
 
@@ -197,13 +194,14 @@ returns table (job_id uuid, is_new boolean)
 language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set jit = off as $$
 declare
-  v_opened record;
+  v_opened record := _create_job(p_type, p_params, p_options);
 begin
-  select o.job_id, o.is_new into v_opened from _open_job(p_type, p_params, p_options) as o;
   if v_opened.is_new then
-    perform _count_start(v_opened.job_id, 1, '[]', p_params);
+    perform _count_start(v_opened.job, 1, '[]', p_params);
   end if;
-  return query select v_opened.job_id, v_opened.is_new;
+  job_id := (v_opened.job).id;
+  is_new := v_opened.is_new;
+  return next;
 end
 $$;
 comment on function penstock.open_job(text, jsonb, jsonb) is
@@ -219,8 +217,7 @@ create or replace function penstock._start_job(
 returns uuid language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_options jsonb := coalesce(p_options, '{}');
-  v_job_id uuid;
-  v_is_new boolean;
+  v_opened record;
 begin
   if jsonb_typeof(p_tasks) is distinct from 'array' or jsonb_array_length(p_tasks) = 0 then
     perform _refuse(422, 'no_tasks', 'tasks must be an array with at least one task', '{"field": "tasks"}');
@@ -229,12 +226,12 @@ begin
     v_options := v_options || jsonb_build_object('digest',
       encode(sha256(convert_to(p_tasks::text, 'utf8')), 'hex') || coalesce(v_options ->> 'digest', ''));
   end if;
-  select o.job_id, o.is_new into v_job_id, v_is_new from _open_job(p_type, p_params, v_options) as o;
-  if v_is_new then
-    perform _add_tasks_of(v_job_id, p_tasks, p_starters, p_is_raw);
-    perform _count_start(v_job_id, 1, p_tasks, p_params);
+  v_opened := _create_job(p_type, p_params, v_options);
+  if v_opened.is_new then
+    perform _add_tasks(v_opened.job, p_tasks, p_starters, p_is_raw);
+    perform _count_start(v_opened.job, 1, p_tasks, p_params);
   end if;
-  return v_job_id;
+  return (v_opened.job).id;
 end
 $$;
 comment on function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean) is

@@ -1,0 +1,1 @@
+-- The previous version applies its functions again when it migrates.
