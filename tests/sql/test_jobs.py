@@ -709,6 +709,13 @@ class TestProgress:
         phases = [(phase["name"], phase["total"]) for phase in sql.progress(job)["phases"]]
         assert phases == [("read", 2), ("work", 1)]
 
+    def test_later_tasks_are_counted_in_old_and_new_phases(self, sql: Contract) -> None:
+        job = sql.start(["work"])
+        more = [{"kind": "work"}, {"kind": "other"}, {"kind": "work", "phase": "read"}]
+        sql.value("add_tasks", p_job_id=job, p_tasks=Jsonb(more))
+        phases = [(phase["name"], phase["total"]) for phase in sql.progress(job)["phases"]]
+        assert phases == [("work", 2), ("other", 1), ("read", 1)]
+
     def test_declared_phases_have_their_weights(self, sql: Contract) -> None:
         """R1.5/phases: weighted phases of the job type; a phase's own share grows evenly with its tasks."""
         phases = [

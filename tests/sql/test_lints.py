@@ -40,6 +40,7 @@ INLINED = {
     "penstock._parked_to_ready": "once for each task that moves",
     "penstock._lease_to_ready": "once for each task that moves",
     "penstock._ready_to_parked": "once for each task that moves",
+    "penstock._phase_of": "once for each kind of new tasks; inlined into the queries that insert and count them",
 }
 
 
