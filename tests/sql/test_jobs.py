@@ -712,7 +712,7 @@ class TestProgress:
     def test_later_tasks_are_counted_in_old_and_new_phases(self, sql: Contract) -> None:
         job = sql.start(["work"])
         more = [{"kind": "work"}, {"kind": "other"}, {"kind": "work", "phase": "read"}]
-        sql.value("add_tasks", p_job_id=job, p_tasks=Jsonb(more))
+        sql.value("add_tasks", job_id=job, tasks=Jsonb(more))
         phases = [(phase["name"], phase["total"]) for phase in sql.progress(job)["phases"]]
         assert phases == [("work", 2), ("other", 1), ("read", 1)]
 
