@@ -91,7 +91,8 @@ def test_owner_sees_ideas_and_devices_and_another_user_sees_neither(site: Site) 
 def test_row_of_an_idea_opens_for_its_owner_only(site: Site) -> None:
     ann = user(site, "ann")
     fill(site, ann)
-    found = re.search(r"/app/ideas/row\?key=[0-9a-f-]+", browser(site, ann).get("/app/ideas").text)
+    shown = browser(site, ann).get("/app/ideas", params={"filter": "name:Nature"}).text
+    found = re.search(r"/app/ideas/row\?key=[0-9a-f-]+", shown)
     assert found
     path = found[0]
     assert "Nature" in browser(site, ann).get(path).text
