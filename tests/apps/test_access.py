@@ -380,7 +380,7 @@ def check_functions(site: Site) -> None:
 ALIKE: dict[str, set[str]] = {
     "intake": {"ai_jobs", "keeps_addresses", "shows_upgrades"},
     "notes": {"find_image", "idea_pairs", "lens_notes", "my_entitlements", "start_sync"},
-    "slides": set(),
+    "slides": {"current_price"},
     "video_ideas": {"_uuid"},
 }
 """Functions that answer the owner like a stranger: without ids, or refused for another reason."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -380,6 +381,26 @@ class TestSlides:
         place.one("select slides.delete_slide(%s)", slide)
         assert place.one("select subject from penstock.artifacts where id = %s", file) is None
 
+    @pytest.mark.parametrize("table", ["speeches", "sessions"])
+    def test_files_of_a_deleted_session_are_not_kept_for_good(self, place: Place, table: str) -> None:
+        """R4.9/ownership: admins delete speeches and sessions over REST; their slides go along."""
+        file = place.file()
+        slide = place.add(file)
+        with place.acting("admin") as conn:
+            conn.execute(f"delete from slides.{table} where tenant_id = %s".encode(), [place.tenant])
+        assert place.db.execute("select from slides.slides where id = %s", [slide]) == []
+        assert place.one("select subject from penstock.artifacts where id = %s", file) is None
+        lines = "select count(*) from penstock.audit_log where action = 'slides.deleted' and subject = %s"
+        assert place.one(lines, f"slide:{slide}") == 1
+
+    def test_slide_stays_kept_when_its_tenant_moves_to_another_cell(self, place: Place) -> None:
+        file = place.file()
+        slide = place.add(file)
+        with place.db.connect() as conn, conn.transaction():
+            conn.execute("select set_config('penstock.moving', 'on', true)")
+            conn.execute("delete from slides.slides where id = %s", [slide])
+        assert place.one("select subject from penstock.artifacts where id = %s", file) is not None
+
     @pytest.mark.parametrize("first", ["delete", "finish"])
     def test_slide_is_deleted_while_its_conversion_ends(self, place: Place, first: str) -> None:
         """R4.9/ownership: the thumbnail is kept by a slide that exists, or not at all."""
@@ -579,6 +600,20 @@ def test_queries_of_the_app_use_an_index(place: Place, query: str, index: str) -
         values = {"t": place.tenant, "s": place.speech, "e": place.event}
         rows = conn.execute(f"explain {query}".encode(), values).fetchall()
     assert index in "\n".join(row["QUERY PLAN"] for row in rows)
+
+
+def test_switching_on_costs_what_the_chosen_provider_costs(place: Place) -> None:
+    """Thumbnails of LibreOffice on the own machine are free."""
+    place.slide()
+    price = "select cost_to_queue from slides.event_list where tenant_id = %s and slides_to_queue = 1"
+    with place.acting("viewer") as conn:
+        [row] = conn.execute(price.encode(), [place.tenant]).fetchall()
+    assert row["cost_to_queue"] == Decimal("0.02")
+    try:
+        place.db.execute("select penstock.set_setting('slides.provider', '\"libreoffice/local\"')")
+        assert place.one(price, place.tenant) == 0
+    finally:
+        place.db.execute("select penstock.set_setting('slides.provider', '\"cloudconvert/jobs\"')")
 
 
 @pytest.mark.parametrize("name", list(app.pages))

@@ -12,10 +12,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from penstock import simulator, testing
+from penstock import Fail, simulator, testing
 from penstock.apps.slides import app as slides_app
 from penstock.apps.slides import cloudconvert, demo, local, samples
 from penstock.apps.slides.app import app, told
+from penstock.apps.slides.settings import Settings
 from penstock.errors import Invalid
 from penstock.postgres import db as database
 from penstock.postgres import migrate
@@ -433,6 +434,30 @@ async def test_wire_refuses_what_cloudconvert_refuses() -> None:
         sim.configure(cloudconvert={"requests_per_minute": 1})
         statuses = [(await http.get("/users/me", headers=KEY)).status_code for _ in range(5)]
         assert 429 in statuses and sim.cloudconvert.stats()["violations"] > 0
+
+
+async def test_file_at_an_address_without_https_is_refused() -> None:
+    """A slide is neither sent nor fetched in clear text, nor from this machine."""
+    chosen = Settings(
+        url="https://api.cloudconvert.com/v2",
+        key="k",
+        webhook_url=None,
+        timeout=300,
+        checks=(),
+        answer_timeout=5,
+    )
+    form = {"form": {"url": "http://127.0.0.1:1/up", "parameters": {}}}
+    job: dict[str, Any] = {
+        "tasks": [
+            {"name": "import", "status": "waiting", "result": form},
+            {"name": "export", "result": {"files": [{"url": "http://169.254.169.254/x"}]}},
+        ]
+    }
+    async with cloudconvert.connect(chosen) as client:
+        for call in (client.upload(job, "a", b"a"), client.download(job)):
+            with pytest.raises(Fail) as refused:
+                await call
+            assert refused.value.code == "cloudconvert_api_error"
 
 
 async def test_wire_exports_a_file_for_a_time_only() -> None:

@@ -93,6 +93,7 @@ class Client:
         if task["status"] != "waiting":
             return
         form = task["result"]["form"]
+        self._check(form["url"])
         response = await self._http.post(
             form["url"], data=form["parameters"], files={"file": (name or "slide", data)}
         )
@@ -103,6 +104,7 @@ class Client:
     async def download(self, job: dict[str, Any]) -> bytes:
         """The thumbnail of a finished job."""
         [file] = next(task for task in job["tasks"] if task["name"] == "export")["result"]["files"][:1]
+        self._check(file["url"])
         async with self._http.stream("GET", file["url"]) as response:
             if response.status_code in (403, 404, 410):
                 raise Retry("the URL of the thumbnail has expired", code="network_error")
@@ -113,6 +115,13 @@ class Client:
                 if len(data) > MAX_BYTES:
                     raise Fail(f"the thumbnail is larger than {MAX_BYTES >> 20} MB", code="invalid_format")
         return data
+
+    def _check(self, url: str) -> None:
+        """Fail for an address of a file that is not encrypted; a simulator's is on this machine, as it is."""
+        parts, own = urlsplit(url), urlsplit(self._chosen.url)
+        is_simulated = is_loopback(own.hostname or "") and is_loopback(parts.hostname or "")
+        if parts.scheme != "https" and not is_simulated:
+            raise Fail("CloudConvert named an address without https", code="cloudconvert_api_error")
 
     async def _call(self, method: str, path: str, **values: Any) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._chosen.key}"}

@@ -21,24 +21,25 @@ def declare(app: App) -> None:
                        "Stop making thumbnails for {name}? Existing ones stay.",
                        values={"p_enabled": False}, when={"thumbnail_generation_enabled": [True]}),
             PageAction("retry", "Retry failed", "retry_event", "p_event_id",
-                       "Convert failed slides of {name} again?"),
+                       "Convert {failed} failed slides of {name} again?",
+                       when={"thumbnail_generation_enabled": [True]}),
         ],
     )  # fmt: skip
     app.page(
         "slides", "Slides", source="slide_list", key="id", order="created_at",
         columns={"thumbnail_artifact_id": "Thumbnail", "name": "Name", "mime_type": "Type",
-                 "thumbnail_status": "Status", "thumbnail_error": "Error", "event_id": "Event",
+                 "thumbnail_status": "Status", "thumbnail_error": "Error", "event": "Event",
                  "job_id": "Job", "created_at": "Uploaded"},
-        filters=["event_id", "thumbnail_status", "name"], links={"job_id": "/jobs/{}"},
+        filters=["event", "event_id", "thumbnail_status", "name"], links={"job_id": "/jobs/{}"},
         files=["thumbnail_artifact_id"],
         actions=[PageAction("retry", "Retry", "retry_thumbnail", "p_slide_id", "Convert {name} again?",
                             when={"thumbnail_status": ["none", "failed"]})],
     )  # fmt: skip
     app.page(
         "conversions", "Conversions", source="cloudconvert_jobs", key="id",
-        columns=["slide_id", "cloudconvert_job_id", "status", "error_message", "started_at", "completed_at",
+        columns=["slide", "cloudconvert_job_id", "status", "error_message", "started_at", "completed_at",
                  "webhook_received_at", "is_late", "job_id"],
-        filters=["slide_id", "status"], links={"job_id": "/jobs/{}"},
+        filters=["slide", "slide_id", "status"], links={"job_id": "/jobs/{}"},
     )  # fmt: skip
     app.page(
         "quota", "Quota", source="tenants", key="id",
@@ -48,6 +49,6 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "failures", "Failures", source="thumbnail_failure_log", key="id", order="occurred_at",
-        columns=["occurred_at", "event_id", "slide_id", "error_type", "error_message", "job_id"],
-        filters=["event_id", "slide_id", "error_type"], links={"job_id": "/jobs/{}"},
+        columns=["occurred_at", "event", "slide", "error_type", "error_message", "job_id"],
+        filters=["event", "event_id", "slide_id", "error_type"], links={"job_id": "/jobs/{}"},
     )  # fmt: skip

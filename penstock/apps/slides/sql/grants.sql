@@ -15,7 +15,7 @@ grant insert on slides.events, slides.sessions, slides.speeches, slides.thumbnai
 grant execute on function slides._quota(uuid) to authenticated, service_role;
 grant execute on function slides.require_speech(uuid), slides.add_slide(uuid, uuid, text),
   slides.retry_thumbnail(uuid), slides.delete_slide(uuid), slides.set_thumbnail_generation(uuid, boolean),
-  slides.toggle_event(uuid), slides.retry_event(uuid), slides.thumbnail_status(uuid)
+  slides.toggle_event(uuid), slides.current_price(), slides.retry_event(uuid), slides.thumbnail_status(uuid)
   to authenticated, service_role;
 grant execute on function slides.check_and_increment_thumbnail_quota(uuid, text),
   slides.rollback_thumbnail_quota(uuid, text), slides.purchase_thumbnail_quota(uuid, integer, text),

@@ -22,7 +22,7 @@ select o.id, s.tenant_id, s.id as slide_id, o.external_id as cloudconvert_job_id
   case o.status when 'canceled' then 'failed' else o.status end as status, o.error_message,
   o.id::text as idempotency_key, o.started_at, o.completed_at, o.webhook_received_at,
 
-  s.event_id, o.is_late, o.checked_at, o.job_id
+  s.event_id, o.is_late, o.checked_at, o.job_id, s.name as slide
 from slides.slides s
 join penstock.operations o on o.tenant_id = s.tenant_id and o.object = 'slide:' || s.id
 where o.provider = 'cloudconvert/jobs';
@@ -34,7 +34,8 @@ select encode(substr(sha256(convert_to('slides.failure:' || f.id, 'UTF8')), 1, 1
   e.tenant_id, e.id as event_id, (f.details ->> 'slide_id')::uuid as slide_id,
   f.code as error_type, f.message as error_message, f.at as occurred_at,
 
-  f.job_id
+  f.job_id, e.name as event, (select s.name from slides.slides s
+    where s.tenant_id = e.tenant_id and s.id = (f.details ->> 'slide_id')::uuid) as slide
 from slides.events e
 join penstock.failures f on f.tenant_id = e.tenant_id and f.scope = 'event:' || e.id;
 comment on view slides.thumbnail_failure_log is
@@ -47,10 +48,10 @@ create or replace trigger failure_log_insert instead of insert on slides.thumbna
 
 create or replace view slides.event_list with (security_invoker = true) as
 select e.tenant_id, e.id, e.name, e.starts_on, e.thumbnail_generation_enabled, n.none as slides_to_queue,
-  n.none * coalesce((select min(p.amount) from penstock.price_list p where p.provider = 'cloudconvert/jobs'
-    and p.meter = 'thumbnails' and p.is_current and p.tenant_id is null), 0) as cost_to_queue,
+  n.none * c.price as cost_to_queue,
   n.pending, n.processing, n.completed, n.failed, e.created_at
 from slides.events e
+cross join (select slides.current_price() as price) as c
 cross join lateral (
   select count(*) filter (where s.thumbnail_status = 'none') as none,
     count(*) filter (where s.thumbnail_status = 'pending') as pending,
@@ -63,6 +64,6 @@ comment on view slides.event_list is
 
 create or replace view slides.slide_list with (security_invoker = true) as
 select s.tenant_id, s.id, s.event_id, s.speech_id, s.name, s.mime_type, s.thumbnail_status, s.thumbnail_error,
-  s.artifact_id, s.thumbnail_artifact_id, s.thumbnail_generated_at, s.job_id, s.created_at
-from slides.slides s;
+  s.artifact_id, s.thumbnail_artifact_id, s.thumbnail_generated_at, s.job_id, s.created_at, e.name as event
+from slides.slides s join slides.events e on e.tenant_id = s.tenant_id and e.id = s.event_id;
 comment on view slides.slide_list is 'Slides, with the state of their thumbnails.';

@@ -62,6 +62,14 @@ $$;
 comment on function slides.toggle_event(uuid) is
   'Switches the generation of an event on if it is off, and off if it is on.';
 
+create or replace function slides.current_price()
+returns numeric language sql stable security definer set search_path = slides, pg_temp as $$
+  select coalesce((select min(p.amount) from penstock.price_list p
+    where p.provider = penstock.get_setting('slides.provider') #>> '{}' and p.meter = 'thumbnails'
+      and p.is_current and p.tenant_id is null), 0)
+$$;
+comment on function slides.current_price() is 'What a thumbnail of the chosen provider costs now.';
+
 create or replace function slides.retry_event(p_event_id uuid)
 returns integer language plpgsql security definer set search_path = slides, pg_temp as $$
 declare

@@ -187,12 +187,26 @@ returns void language plpgsql security definer set search_path = slides, pg_temp
 declare
   v_slide slides.slides := slides._locked_slide(p_slide_id);
 begin
+  -- A conversion in flight ends by itself and its cost is counted.
   delete from slides.slides where tenant_id = v_slide.tenant_id and id = p_slide_id;
-  -- The files go after retention_days. A conversion in flight ends by itself and its cost is counted.
-  perform penstock.unkeep_artifact(a)
-  from unnest(array[v_slide.artifact_id, v_slide.thumbnail_artifact_id]) as a
-  where a is not null;
-  perform penstock.record_audit('slides.deleted', 'slide:' || p_slide_id, '{}', v_slide.tenant_id);
 end
 $$;
 comment on function slides.delete_slide(uuid) is 'Deletes a slide. Its files are no longer kept.';
+
+create or replace function slides._forget_files()
+returns trigger language plpgsql security definer set search_path = slides, pg_temp as $$
+begin
+  -- The files of a tenant that moves to another database stay.
+  if current_setting('penstock.moving', true) is distinct from 'on' then
+    perform penstock.unkeep_artifact(a) from unnest(array[old.artifact_id, old.thumbnail_artifact_id]) as a
+      where a is not null;
+    perform penstock.record_audit('slides.deleted', 'slide:' || old.id, '{}', old.tenant_id);
+  end if;
+  return null;
+end
+$$;
+comment on function slides._forget_files() is
+  'Ends the keeping of a deleted slide''s files, also of one that goes with its speech or session. They are '
+  'removed after retention_days.';
+create or replace trigger slides_deleted after delete on slides.slides
+  for each row execute function slides._forget_files();
