@@ -159,7 +159,7 @@ class Cell:
         """Admit calls up to the limit, the same number of each tenant that has enough. Returns their number."""
         left = self.limit
         for place, tenant in enumerate(sorted(self.waiting, key=self.waiting.__getitem__)):
-            # The smallest first: what it leaves over is divided among the others.
+            # The smallest first: its unused share is divided among the others.
             taken = min(self.waiting[tenant], -(-left // (len(self.waiting) - place)))
             left -= taken
             self._take(tenant, taken, now, note)

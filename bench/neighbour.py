@@ -113,7 +113,7 @@ ATTACKS: dict[str, Callable[[httpx.Client, str], httpx.Response]] = {
     ),
 }
 SHARED_JOBS = {"depth": "calls"}
-"""The type of the victim's jobs, if the attack is on what they need."""
+"""The type of the victim's jobs, where the attack targets a resource that only this type uses."""
 THREADS = 20
 
 

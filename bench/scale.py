@@ -88,7 +88,7 @@ def cost_figures(found: Costs) -> list[Figure]:
 
 
 def many_tenants(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> list[Figure]:
-    """A claim of 50 while so many tenants wait, each with the same backlog in all."""
+    """A claim of 50 while this many tenants wait; the total backlog stays the same."""
     figures: list[Figure] = []
     for tenants in sizes:
         with engine.database(new()) as connection:
@@ -127,7 +127,7 @@ def many_tenants(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> 
 
 
 def many_lanes(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> list[Figure]:
-    """A claim of 50 while so many tenants have limits of their own at a provider, and with them lanes; nobody waits there."""
+    """A claim of 50 while this many tenants have their own limits at a provider, and so their own empty lanes."""
     figures: list[Figure] = []
     with engine.database(new()) as connection:
         engine.waiting_tasks(connection, engine.tenant(connection, "first"), 50 * (times + 8) * len(sizes))
@@ -148,7 +148,7 @@ def many_lanes(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> li
 
 @dataclass(frozen=True)
 class Scene:
-    """The same work for the real thing and for the simulation."""
+    """The same work for real workers and for the simulation."""
 
     name: str
     arrivals: list[Arrival]
@@ -208,7 +208,7 @@ def simulate(scene: Scene, found: Costs) -> Outcome:
 
 
 def perform(scene: Scene, dsn: str) -> Outcome:
-    """The real thing: real workers whose handlers sleep."""
+    """Real workers whose handlers sleep."""
     with engine.database(dsn) as connection:
         numbers = sorted({arrival.tenant for arrival in scene.arrivals})
         tenants = {number: engine.tenant(connection, f"tenant {number}") for number in numbers}
@@ -298,7 +298,7 @@ async def _perform(scene: Scene, dsn: str, tenants: dict[int, str]) -> None:
 
 
 def check(new: Callable[[], str], found: Costs, scenes: list[Scene]) -> list[Figure]:
-    """How far the simulation is from the real thing: the whole time, and each tenant's mean end."""
+    """How far the simulation is from the measurement: the whole time, and each tenant's mean end."""
     figures: list[Figure] = []
     for scene in scenes:
         real, made = perform(scene, new()), simulate(scene, found)

@@ -367,7 +367,7 @@ async def _timed(
 async def _answer(
     seen: Seen, name: str, give_up: float, path: str, request: Callable[[str], Awaitable[httpx.Response]]
 ) -> tuple[httpx.Response | None, float]:
-    """The answer and its time. While nobody listens, keeps its turn and tries again."""
+    """The response and its time. Tries again while the server does not listen."""
     while time.monotonic() < give_up:
         began = time.monotonic()
         try:
@@ -442,7 +442,7 @@ def _wait_for_the_end(connection: psycopg.Connection, seconds: float) -> None:
 
 
 def _check(connection: psycopg.Connection, seen: Seen, home: Path) -> dict[str, float]:
-    """Compare what was acknowledged with the records, the storage and the accounts."""
+    """Compare acknowledged uploads with the records, the storage and the accounts."""
     found = {row[0]: row for row in connection.execute(_ENDED).fetchall()}
     lost = [file for file in seen.acknowledged if file not in found or not found[file][5]]
     differing = 0

@@ -1,4 +1,4 @@
-"""The app under test: its handlers record what they do, and its jobs can be drawn again from their parameters."""
+"""The app under test: handlers record their effects, and the tasks of a job follow from its parameters."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def poison(ctx: Context, n: int) -> NoReturn:
 
 @app.task(**_MANY)
 async def call(ctx: Context, n: int) -> int:
-    """A call of a provider with limits and prices, which reports what it used."""
+    """A call of a provider with limits and prices, which reports its usage."""
     note(ctx, "began")
     await pause(n)
     try:
@@ -197,7 +197,7 @@ async def warm_plain(ctx: Context, n: int, seconds: float) -> int:
 
 @app.task(**_MANY)
 async def page(ctx: Context, n: int) -> int:
-    """Uses what was estimated, of a quota."""
+    """Uses its estimate of a quota."""
     note(ctx, "began")
     await pause(n)
     return n

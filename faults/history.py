@@ -1,5 +1,5 @@
-"""What a process says of itself while it lives: one line for each event, written at once, so that what it did is
-known when it is killed. (What was written stays with the kernel, whatever becomes of the process.)"""
+"""The event log of a process: one line per event, written at once, so that it survives a kill of the process: the
+kernel keeps written data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Kept from before any shim: the clock that the database has as well, and nobody's jumps.
+# Saved before any shim replaces it: this clock is the database's too, and does not jump.
 now = time.time
 
 

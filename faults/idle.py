@@ -40,7 +40,7 @@ class IdleWorker:
         self._wait(job_id)
 
     def _start(self, key: str, params: dict[str, Any]) -> str | None:
-        """The job's id, or None when PostgreSQL went away for long."""
+        """The job's id, or None if PostgreSQL was away for too long."""
         drawn = work.work.draw(params)
         options = {"idempotency_key": key, "tenant_id": self._tenant}
         for _ in range(50):

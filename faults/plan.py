@@ -1,4 +1,4 @@
-"""How large a run is, what it found, and what it promises."""
+"""The size of a run, its findings, and the promises that it checks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Result:
 
 
 def promises(result: Result) -> list[tuple[str, str, bool]]:
-    """Each promise, what was found, and whether it holds."""
+    """Each promise, the finding, and whether the promise holds."""
     found, figures = result.found, result.found.figures
     made: list[tuple[str, str, bool]] = []
     for group, text in {

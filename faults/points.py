@@ -1,7 +1,7 @@
-"""Named points at which a worker or a producer kills itself: between what it did and what it said of it.
+"""Named points at which a worker or a producer kills itself: between doing something and reporting it.
 
-They are put around the product's own calls by the entry of the faults' processes; the product knows nothing of
-them. A process is started with one point armed, and dies the nth time it gets there.
+The processes of the fault runs wrap the product's calls; the product does not know the points. A process is
+started with one point armed, and dies when it reaches that point for the nth time.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ OF_WORKERS = {
     "effect.written": "the handler has written, nothing is committed",
     "complete.committing": "the end of a task and of its handler's transaction is under way",
     "complete.sent": "a report of ends is under way",
-    "complete.answered": "ends are committed, the worker has not heard of it yet",
+    "complete.answered": "ends are committed, the worker does not know yet",
     "fail.sent": "a report of failures is under way",
     "return.sent": "tasks are being handed back",
     "usage.sent": "a report of usage is under way",
     "beat.sent": "a heartbeat is under way",
     "upkeep.sent": "what others lost is being taken back",
-    "operation.intended": "an operation is written, the provider has not heard of it",
+    "operation.intended": "an operation is recorded, the provider has no request yet",
     "operation.submitted": "the provider has begun, its id is not noted",
-    "notify.sent": "a message is sent, the database has not heard of it",
+    "notify.sent": "a message is sent, the database has no record of it",
 }
 OF_API = {"webhook.taken": "a webhook has woken its task, nothing is committed"}
 OF_PRODUCERS = {
     "start.sent": "a job is being started",
-    "start.answered": "a job is started, nobody was told",
+    "start.answered": "a job is started, the caller has no response",
 }
 
 ALL = OF_WORKERS | OF_API | OF_PRODUCERS
@@ -46,7 +46,7 @@ _history: History | None = None
 
 
 def arm(history: History, armed: tuple[str, int] | None) -> None:
-    """Die at this point, when it is reached so many times."""
+    """Die when this point is reached for the given number of times."""
     global _armed, _history
     _armed, _history = armed, history
 

@@ -28,7 +28,7 @@ from penstock.postgres import migrate
 from penstock.settings import Settings
 
 MEMORY_BYTES = 256 << 20
-"""What a worker with little memory may take beyond what it has when it starts: threads fit, one handler does not."""
+"""The memory that a worker may allocate after its start: enough for threads, too little for one handler."""
 Starter = Callable[[str, dict[str, Any], dict[str, Any]], Coroutine[Any, Any, str]]
 
 

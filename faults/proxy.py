@@ -1,4 +1,4 @@
-"""A proxy between clients and PostgreSQL that cuts, holds up, delays, and loses answers of what was done."""
+"""A proxy between clients and PostgreSQL that cuts, stalls and delays connections, and drops responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Link:
 
 
 class Proxy:
-    """Listens on a port of its own and passes on to the server's."""
+    """Listens on its own port and forwards to the server's."""
 
     def __init__(self, port: int) -> None:
         self.server_port = port
@@ -38,7 +38,7 @@ class Proxy:
         self.delay = 0.0
         """Seconds that each piece takes, in each direction."""
         self.drops: list[bytes] = []
-        """The answer to the next words that contain one of these is lost: done, committed, and never heard of."""
+        """Drop the response to the next message that contains one of these texts: committed, but the client does not know."""
         self.dropped: list[bytes] = []
         self._served: set[asyncio.Task[None]] = set()
 

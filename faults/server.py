@@ -63,7 +63,7 @@ class Postgres:
         os.kill(self._pid(), signal.SIGQUIT)
 
     def kill_backend(self) -> None:
-        """kill -9 one of its processes: the server throws out everybody and recovers by itself."""
+        """kill -9 one of its processes: the server disconnects all clients and recovers."""
         for row in self.execute(
             "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid() "
             "order by random() limit 1"
@@ -98,7 +98,7 @@ class Postgres:
 
 
 class Disk:
-    """A file system of its own in a file, so that it can be full."""
+    """A separate file system in a file, so that it can be filled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -195,7 +195,7 @@ class Run:
         return sum(line["event"] == "synced" for line in read(self.folder, "u*"))
 
     def problems(self) -> list[str]:
-        """Stop the devices, sync all of them, and return what differs, is lost, or went wrong."""
+        """Stop the devices, sync all of them, and return differences, lost edits and errors."""
         for slot in self.devices:
             kill(slot)
         stores = [open_store(self.folder, slot.name) for slot in self.devices]

@@ -36,7 +36,7 @@ class SqlServer:
     """The server as one user, called in SQL: the functions and triggers are the real ones."""
 
     def __init__(self, conn: db.SyncConnection, user_id: uuid.UUID, *, is_own: bool = False) -> None:
-        """`is_own`: nobody else uses the connection, which stays this user's."""
+        """`is_own`: the connection belongs to this user alone."""
         self._conn = conn
         self._is_own = is_own
         self._claims = json.dumps({"sub": str(user_id)})

@@ -80,7 +80,7 @@ class Sender:
             if len(self._events) >= MAX_BATCH:
                 self._wake.set()
         except Exception as error:
-            # Telemetry must not fail what it is about.
+            # An error of telemetry must not fail the work that it reports on.
             self.counts.dropped += 1
             log.debug("telemetry.failed", error=str(error))
 

@@ -68,7 +68,7 @@ create or replace function penstock._now() returns timestamptz language sql vola
 _PLAN = """update penstock.settings set value = '"unlimited"' where name = 'tenant_plan'"""
 
 
-# A statement that changes its session gets a session of its own.
+# A statement that changes its session gets its own session.
 _CHANGES_SESSION = re.compile(
     r"(^|;)\s*(set|reset|listen|begin|start|discard|load|prepare|declare)\b|set_config|\btemp|advisory_lock",
     re.IGNORECASE,

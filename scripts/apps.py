@@ -38,7 +38,7 @@ PRICES = [
     ["openai/gpt-4o-mini", "input_tokens", "0.15", "--per", "1000000"],
     ["openai/gpt-4o-mini", "output_tokens", "0.60", "--per", "1000000"],
 ]
-"""The intake declares no prices of its own."""
+"""Prices for the intake, which declares none."""
 WORKER_LOG = "worker.log"
 LIMIT_SECONDS = 150
 _FOREIGN = re.compile(

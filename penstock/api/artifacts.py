@@ -219,7 +219,7 @@ async def begin_upload(
 
 
 class MovingRoute(Route):
-    """A route that moves files. Opens short transactions of its own instead of one for the whole request."""
+    """A route that moves files. Opens short transactions instead of one for the whole request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = APIRoute.get_route_handler(self)

@@ -205,7 +205,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise TimedOut(f"the request body did not arrive within {limits.body_seconds:g} seconds") from error
     finally:
         if not hasattr(request.state, "flights"):
-            # A dashboard within another application: nobody forgets the bytes later.
+            # A dashboard within another application has no task that releases the bytes later.
             flight.close()
     weigh(request, size)
     return b"".join(parts)

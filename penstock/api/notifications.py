@@ -49,7 +49,7 @@ class NotificationQueued(BaseModel):
 async def list_notifications(
     conn: Conn, tenant_id: TenantQuery = None, cursor: UuidCursor = None, limit: LimitQuery = 50
 ) -> Page[Notification]:
-    """List notifications and how their delivery went, newest first."""
+    """List notifications and their delivery status, newest first."""
     found = await notifications.list(conn, tenant_id=tenant_id, before=cursor, limit=limit + 1)
     return page(found, limit, lambda notification: notification.id)
 

@@ -118,7 +118,7 @@ async def examined(app: FastAPI, path: str, function: str, **arguments: Any) -> 
 async def parsed(
     app: FastAPI, path: str, table: dict[str, Any]
 ) -> AsyncGenerator[tuple[bulks.PreparedRows, dict[str, Any]]]:
-    """Read a table in a child process: its rows, and what it is."""
+    """Read a table in a child process. Returns its rows and its description."""
     most = _MORE * app.state.limits.file_bytes
     with NamedTemporaryFile(prefix="penstock-rows-") as out:
         described = await examined(app, path, "rows", table=table, out=out.name, most=most)

@@ -31,7 +31,7 @@ RETRY_SECONDS = 5.0
 async def receive(request: Request, source: str) -> Response:
     """Take a webhook. 2xx: recorded; 400: not signed or not readable; 500: the handler failed, send it again.
 
-    An event that nobody knows is recorded and answered with 200, because senders do not repeat a 4xx. Never
+    An unknown event is recorded and answered with 200, because senders do not repeat a 4xx. Never
     410, which makes some senders stop permanently.
     """
     found: Source | None = request.app.state.webhooks.get(source)

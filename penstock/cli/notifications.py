@@ -1,4 +1,4 @@
-"""`penstock notifications`: who is notified of what, and how delivery went."""
+"""`penstock notifications`: subscriptions, messages and their delivery."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EventOption(StrEnum):
 
 @command(group, "ls")
 async def ls(pool: db.Pool, tenant: TenantOption = None, limit: LimitOption = 50) -> None:
-    """List messages and how their delivery went, newest first."""
+    """List messages and their delivery status, newest first."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = await notifications.list(pool, tenant_id=tenant_id, limit=limit)
     columns = [

@@ -1,4 +1,4 @@
-"""Notifications: who is notified of what, and how delivery went."""
+"""Notifications: subscriptions, messages and their delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notifications: who is told of what, the messages, and the failures in a row that cause alerts."""
+"""Notifications: subscriptions, messages, and the failures in a row that cause alerts."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def take(database: db.Database, *, limit: int = 20) -> builtins.list[Taken
 async def end(
     database: db.Database, *, notification: TakenNotification, outcome: str, error: str | None = None
 ) -> bool:
-    """Report how sending went. Returns False if another sender has the notification by now."""
+    """Report the outcome of sending. Returns False if another sender has the notification by now."""
     return await db.value(
         database,
         "end_notification",

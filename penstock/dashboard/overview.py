@@ -17,7 +17,7 @@ from penstock.types import Alert, Overview, OverviewProblem, Provider
 router = APIRouter(route_class=Page)
 
 MANY = 100
-"""Counts of things to do stop here."""
+"""Counts of the *what to do* list stop at this number."""
 NEARLY_FULL = 0.8
 RECENT_JOBS = 8
 

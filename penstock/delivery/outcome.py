@@ -1,4 +1,4 @@
-"""How the delivery of a message went."""
+"""The outcome of a delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries the key of each provider with a free call: what it may use, or why it is refused."""
+"""Tests the key of each provider with a free call: the models that it may use, or why it is refused."""
 
 from __future__ import annotations
 

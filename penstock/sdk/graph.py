@@ -98,7 +98,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class DrawLimit:
-    """How much a body may draw that runs for somebody else's request."""
+    """Limits of the tasks that a body may add while it runs for a request of another user."""
 
     tasks: int
     seconds: float

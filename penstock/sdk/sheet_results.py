@@ -122,7 +122,7 @@ class _Tasks:
                 return {"account": google.account or google.id}
             calls = _Calls(pool, google, ctx)
             if area is None:
-                # Bound after the first answer of Google, so that nobody binds a sheet that it cannot read.
+                # Bound after Google's first answer, so that a tenant cannot bind a sheet that it cannot read.
                 await _bind(pool, google, ctx.tenant_id, source["id"], is_new=False)
                 found = await calls.read(google.describe, source["id"])
                 await _bind(pool, google, ctx.tenant_id, source["id"])

@@ -94,7 +94,7 @@ def _from_host(url: Any, signal: dict[str, Any] | None) -> dict[str, Any] | None
         host = urlsplit(str(url)).hostname
     except ValueError:
         host = None
-    # An address without a readable host is nobody's.
+    # An address without a readable host belongs to no provider.
     return {**signal, "host": host or "unknown"}
 
 

@@ -162,7 +162,7 @@ create policy members_read on penstock.waits for select to authenticated
 create policy admins_read on penstock.error_stacks for select to authenticated
   using (tenant_id in (select penstock.my_admin_tenants()));
 
--- The address of a webhook is often a credential: whoever knows it can post there.
+-- The address of a webhook is often a credential: anyone who knows it can post there.
 create policy admins_read on penstock.notification_targets for select to authenticated
   using (tenant_id in (select penstock.my_admin_tenants()));
 create policy admins_read on penstock.notifications for select to authenticated

@@ -2823,7 +2823,7 @@ function penstock._audit_job()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e23ffffe7dbb53255f8b0b4a12293f6d
+  body: sha256 9280a112fd51871411d3ba5b0df8092a
   comment: Rejects a status change that the job state machine does not allow. For every other, writes an audit line and notifies subscribers of the job's end.
 
 function penstock._base_rate(text, timestamp with time zone)
@@ -2975,7 +2975,7 @@ function penstock._charge_unreported(penstock.leases[])
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2936b1c1a1228113c5de6922f4743027
+  body: sha256 520acee0330663297215dcfd13ae866b
   comment: Records the estimated costs of attempts that were lost, timed out or got no answer, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
@@ -3199,7 +3199,7 @@ function penstock._check_schedule(text, text, text, timestamp with time zone, js
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1aae8934e0b3b1d56bedebdc8bd8f0c3
+  body: sha256 f5efd990d77b7410002241a5fbc2481b
   comment: Rejects a schedule with an invalid name, cron expression, time zone or document.
 
 function penstock._check_schedule_count(uuid)
@@ -3208,7 +3208,7 @@ function penstock._check_schedule_count(uuid)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 7044c678076170d5d27a2e407141641e
-  comment: Rejects one more schedule of a tenant that has as many as are allowed.
+  comment: Rejects a schedule above the maximum number of a tenant.
 
 function penstock._check_schedule_tasks(uuid, text, jsonb, jsonb)
   arguments: p_tenant_id uuid, p_job_type text, p_options jsonb, p_old_tasks jsonb
@@ -3502,7 +3502,7 @@ function penstock._delete_tenant_rows(uuid, integer, boolean)
   returns: text
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 37916d5bc084719ec79ac4c94e164665
+  body: sha256 624da9864e45373e4406f7fa8d7216d3
   comment: Deletes the next rows of a frozen tenant, children first, and returns the name of their table; null: none is left. p_keep keeps the tenant's row, profiles and keys. Members lose their rights in this database.
 
 function penstock._delete_waits(uuid, integer)
@@ -3597,7 +3597,7 @@ function penstock._end_operations()
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 32813c32ddd6701f9cd1e768c5108f80
-  comment: Ends operations whose task has ended and those that nobody settles, and frees their reservations and places.
+  comment: Ends operations whose task has ended and those that are never settled, and frees their reservations and places.
 
 function penstock._end_reason(uuid, bigint, bigint)
   arguments: p_job_id uuid, p_failed bigint, p_total bigint
@@ -3881,7 +3881,7 @@ function penstock._forget_workers(timestamp with time zone)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2a465d1637b4ce25177ee813009768f9
+  body: sha256 0d89ce55fd3532581645a36ac0b79a19
   comment: Removes workers that have not reported for 10 minutes, and stopped ones after a day.
 
 function penstock._free_budget(jsonb, uuid, uuid)
@@ -3905,7 +3905,7 @@ function penstock._free_concurrency(penstock.endpoints, timestamp with time zone
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 0f755e4497edc99391ee5a833a635e3e
+  body: sha256 b1fdc383aef393ab1d94df816d14e24a
   comment: How many more concurrent calls an endpoint allows (null: no limit).
 
 function penstock._free_operation(penstock.operations, text)
@@ -4143,7 +4143,7 @@ function penstock._judge_gate(text, penstock.tenants, numeric)
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 18f6270198b4f96d8c9a90caf5d592ba
+  body: sha256 e0851c2ea49f0add975c2d7c4855f8ba
   comment: Whether a tenant passes a gate: see check_gate.
 
 function penstock._keep_canceled(penstock.leases[])
@@ -4615,7 +4615,7 @@ function penstock._notify(uuid, text, text, text, jsonb, text)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ca30768505edb6f98adfd71565ed2090
+  body: sha256 3d3f7349f638a47874a15bf78895faba
   comment: Queues a message for each target that wants the event; an alert that none wants goes to the e-mail addresses of owners and admins.
 
 function penstock._notify_job(penstock.jobs)
@@ -4654,7 +4654,7 @@ function penstock._on_access_change()
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 1436f4c4bb137163b23e641bd3735b96
-  comment: Records that somebody may have lost access, for processes that serve open streams.
+  comment: Records that a caller may have lost access, for processes that serve open streams.
 
 function penstock._on_deleted_user()
   returns: trigger
@@ -5037,7 +5037,7 @@ function penstock._prune_task_logs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: lock_timeout=50ms, search_path=penstock, pg_temp
-  body: sha256 12db683eca37307f2049d1bc8cdb6d6e
+  body: sha256 ab989b053496ee6c64f2ff8c6df9e80d
   comment: Empties the partitions of logs and streams that the next week uses: their rows are more than a week old.
 
 function penstock._push_change(regclass, jsonb)
@@ -5055,7 +5055,7 @@ function penstock._push_changes(regclass, jsonb)
   returns: TABLE(id text, outcome text, change_seq bigint, code text, message text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f1a0de1258000b5a18692c318277e7e4
+  body: sha256 9ca365fcffb4367c7894111b49110d16
   comment: Inserts or updates records of a synced table as the caller, and returns what became of each.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5703,7 +5703,7 @@ function penstock._slot_ends(smallint, bigint)
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
   body: sha256 bdfbcfe1ee7ccbbf8707ee7636aa950c
-  comment: Until when (in seconds since 1970) the calls of a slot count.
+  comment: The end of the time in which the calls of a slot count, in seconds since 1970.
   grant to service_role: execute
 
 function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb, integer, double precision)
@@ -5774,7 +5774,7 @@ function penstock._subscribed_plan(text[])
   returns: text
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bad8b64706cebcd2e5235e361d9b4835
+  body: sha256 8350359a717c8a7a1322734fe4c566fa
   comment: The plan of a subscription with these prices: the highest, if there are several.
 
 function penstock._sum_minutes(timestamp with time zone, timestamp with time zone)
@@ -5920,8 +5920,8 @@ function penstock._uncount_calls(penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f07277c0ad5f4f47e880aaf2831d5ed0
-  comment: Takes calls that were never made out of their endpoints' windows.
+  body: sha256 caeb83959031d027432b765fdfc4ddb9
+  comment: Removes calls that were never made from the windows of their endpoints.
 
 function penstock._units_at(jsonb, jsonb, text)
   arguments: p_units jsonb, p_route jsonb, p_provider text
@@ -6743,7 +6743,7 @@ function penstock.end_notification(uuid, integer, text, text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 75ceb437e65d5a48b55be464ff97694e
-  comment: Reports how sending went: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, or gone (also disables the target).
+  comment: Reports the outcome of sending: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, or gone (also disables the target).
   grant to service_role: execute
 
 function penstock.end_other_sessions()
@@ -6827,7 +6827,7 @@ function penstock.explain_task(uuid, bigint)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 c5f93c0c363b40ae5f1479bc8f700847
-  comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
+  comment: Why a task is not running: what it waits for, about how long, and its queue position; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -7325,7 +7325,7 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d99b81372ad926155a546658b6fa42db
+  body: sha256 eb731d38a47210fa36b4b2e0a50fda33
   comment: Creates a profile and a personal tenant for a new user. The name comes from full_name of the sign-up, otherwise from the e-mail address.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
@@ -7380,7 +7380,7 @@ function penstock.open_wait(bigint, text, bigint, text, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9672db2d1a455169ba0fad9e3340d695
+  body: sha256 eca6cfd71fcc84105bd35df0d61d6f06
   comment: Opens a wait of a running task, or finds the one with this name, and returns its outcome (null: open). Options: kind (answer, sleep), seconds (the timeout, or how long to sleep), options, fields, roles, default, message, link. The timeout runs from the first call.
   grant to service_role: execute
 
@@ -7516,7 +7516,7 @@ function penstock.push_changes(jsonb, text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 15182d3d11d05582acff844e2e169ef7
-  comment: Applies changes of synced tables as the caller, each by itself, and returns what became of each: applied, stale (the stored row is newer) or refused, with a code. Parents are applied before children.
+  comment: Applies changes of synced tables as the caller, one by one, and returns the outcome of each: applied, stale (the stored row is newer) or refused, with a code. Parents are applied before children.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -7688,7 +7688,7 @@ function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e8d751cc033cf93aeb21cdb99f843945
+  body: sha256 e806ba88b4fb72d99a580ca98bdf4623
   comment: Ends a call of acquire_api_capacity and replaces its estimate with the actual tokens. A second release changes nothing.
   grant to service_role: execute
 
@@ -8083,7 +8083,7 @@ function penstock.set_own_price(text, text, numeric, jsonb, uuid)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 74cab85dc9f4d507c7b3e4e4f30cb3e3
+  body: sha256 d78ef6a533b56eb2cd8575f4656b2b66
   comment: Adds a price at a provider that the tenant pays with its own key, as an owner of the tenant. Options: see set_price.
   grant to authenticated: execute
   grant to service_role: execute
@@ -8267,7 +8267,7 @@ function penstock.store_task_logs(text, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d18812c63f9085330fbe53f412c8a696
+  body: sha256 6824e9c1194e62f78e2d6258fee9d970
   comment: Stores log lines of attempts that the worker runs or has just ended, [{"job_id", "task_id", "lease", "number" (1 to 1000 within the attempt), "level", "message", "fields", "ago" (seconds)}], without credentials. Returns how many it stored; it skips the others.
   grant to service_role: execute
 
@@ -8329,7 +8329,7 @@ function penstock.take_notifications(integer)
   returns: TABLE(id uuid, tenant_id uuid, target_id uuid, channel text, address text, event text, subject text, body text, details jsonb, attempt smallint, created_at timestamp with time zone, secrets text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 78492f789a3a0a0400b86fe70de93db1
+  body: sha256 7ef7264c7f52a4cc7b0bc531324247c3
   comment: Hands due notifications to a sender for 60 seconds, tenants in turn and at most 10 of a tenant at once. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
@@ -8373,7 +8373,7 @@ function penstock.take_upload(uuid)
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6d78adc157197237f84eb308ae098773
+  body: sha256 71af4306d06966854d3aa4e50c629642
   comment: Returns the path of an upload and the path for its checked copy. finish_artifact with this lease completes it.
   grant to authenticated: execute
   grant to service_role: execute

@@ -36,7 +36,7 @@ class NewNotificationTarget:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A message to a target, and how its delivery went."""
+    """A message to a target, and its delivery status."""
 
     id: UUID
     tenant_id: UUID

@@ -24,7 +24,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its heartbeats have not stopped for long. A late worker may come back."""
+        """Whether it sent a heartbeat recently. A late worker may send one again."""
         return self.state not in ("gone", "stopped")
 
 

@@ -156,7 +156,7 @@ class Worker:
             execute.on_attempt = self.on_attempt
             fetch = Fetch(buffer, claims, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = self._beat = Beat(dsn, buffer, self._description())
-            # Without notifications a worker hears of nothing that the leader leaves to it.
+            # Without notifications a worker learns nothing of the upkeep that the leader leaves to it.
             upkeep.is_leader = tidy.is_leader = lambda: beat.is_leader or not wake.is_listening
             beat.on_leader = upkeep.due.set
             wake.on_cancel = beat.beat_now

@@ -162,7 +162,7 @@ class TaskBuffer:
         while self.unstarted and self.unstarted[0].received_at < limit:
             popped.append(self.unstarted.popleft())
         if popped:
-            # The measured rate was too high for them, so measure it anew.
+            # The measured rate was too high for them, so measure it again.
             self._rate, self._rated_at, self._rated_ended = 0.0, time.monotonic(), self.ended
         return popped
 

@@ -109,7 +109,7 @@ class Wake:
         return db.listen(self._dsn, "penstock", name=name, is_pooled_refused=self._mode == "auto")
 
     async def _probe(self) -> None:
-        """Notify ourselves: only a notification that comes back proves that they are delivered."""
+        """Send a notification to this worker: receiving it proves that notifications are delivered."""
         try:
             await db.rows(self._buffer.pool, "select pg_notify('penstock', %s)", (self._token,))
         except Exception as error:

@@ -49,7 +49,7 @@ async def _declare(pool: db.Pool) -> str:
 
 
 async def _check(pool: db.Pool) -> str:
-    """The accounts agree with what they sum up, and no acknowledged file is without a job or a reason."""
+    """The accounts equal the sums of their events, and every acknowledged file has a job or a reason."""
     if wrong := await db.call(pool, "check_accounts"):
         raise PenstockError(f"{len(wrong)} accounts do not agree with their entries", code="accounts_differ")
     statement = """\

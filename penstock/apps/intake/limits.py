@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 MEMORY_BYTES = 2 << 30
-"""What a subprocess may allocate beyond what it already has."""
+"""The memory that a subprocess may allocate beyond its current size."""
 
 
 class TooMuchWork(Exception):

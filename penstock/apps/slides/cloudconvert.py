@@ -1,6 +1,6 @@
 """A client of CloudConvert: create a job, find it by its tag, ask for it, cancel it, upload and download.
 
-Own code instead of their SDK, which compares signatures in variable time and repeats requests by itself.
+Does not use their SDK, which compares signatures in variable time and repeats requests without being asked.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def applied_migrations(connection: AnyConnection, source: Source) -> dict[str, s
 
 
 def record_code(connection: AnyConnection, source: Source, unfinished: Collection[Unit] = ()) -> None:
-    """Note the code files and what they made. Units that are not applied yet keep what was noted of them."""
+    """Record the code files and the objects that they define. Units not yet applied keep their old record."""
     noted = read_records(connection, source.schema).units
     waiting = {unit.key for unit in unfinished}
     files = {unit.file for unit in unfinished}

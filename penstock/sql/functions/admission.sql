@@ -377,7 +377,7 @@ comment on function penstock._next_provider_opening(text[], timestamptz) is
 
 create or replace function penstock.next_opening(p_task_types text[] default null)
 returns double precision language plpgsql stable security definer set search_path = penstock, pg_temp
-  -- In plpgsql, because a function in SQL is planned anew by each call: that took most of its time.
+  -- In plpgsql, because each call of a function in SQL plans it again, which took most of its time.
   set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := _now();

@@ -219,7 +219,7 @@ begin
     perform _refuse(409, 'not_pending', format('the upload is not pending (%s)', v_artifact.status),
       jsonb_build_object('status', v_artifact.status));
   end if;
-  -- Every call gets a path of its own, so that concurrent
+  -- Every call gets its own path, so that concurrent
   -- calls cannot overwrite a file that another has checked.
   return query update artifacts a set lease = v_lease, begun_at = _now(),
     path = _artifact_path(a.tenant_id || '/uploads', a.id || '-' || v_lease, '', a.content_type)

@@ -90,7 +90,7 @@ begin
   select x into v_unknown from unnest(p_price_ids) as x
   where not exists (select from plan_prices where price_id = x and plan is not null) limit 1;
   if found or cardinality(p_price_ids) = 0 then
-    -- Never a guess: a price that nobody mapped must not give away a paid plan.
+    -- Fails instead of guessing: an unmapped price must not grant a paid plan.
     perform _refuse(422, 'unknown_price',
       format('price %s stands for no plan', coalesce(left(v_unknown, 100), 'null')),
       jsonb_build_object('price_id', v_unknown), 'Map it: penstock billing price.');

@@ -163,8 +163,8 @@ declare
   v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
 begin
   perform _require_role(v_tenant_id, array['owner']);
-  -- The operator sets the price of calls with the operator's key. Limits of its own are not enough: the
-  -- tenant must pay with a key of its own.
+  -- The operator sets the price of calls with the operator's key. A tenant's own limits are not enough: the
+  -- tenant must pay with its own key.
   if not exists (
     select from endpoints e join provider_keys k on k.tenant_id = e.tenant_id
       and k.provider = split_part(e.name, '/', 1)

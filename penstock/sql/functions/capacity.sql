@@ -20,7 +20,7 @@ returns double precision language sql immutable as $$
     else p_slot * 60::double precision + 3661 end
 $$;
 comment on function penstock._slot_ends(smallint, bigint) is
-  'Until when (in seconds since 1970) the calls of a slot count.';
+  'The end of the time in which the calls of a slot count, in seconds since 1970.';
 
 create or replace function penstock._current_pace(
   p_pace double precision, p_paced_at timestamptz, p_now timestamptz)
@@ -37,7 +37,7 @@ begin
   if p_endpoint.concurrency is null then
     return null;
   end if;
-  -- Counts the leases and calls there are: a separate counter could leak.
+  -- Counts the existing leases and calls, because a separate counter could drift.
   return greatest(0, p_endpoint.concurrency
     - (select coalesce(sum(x.n), 0) from lanes l
        cross join lateral (
@@ -144,7 +144,7 @@ begin
   select c.endpoint_id, w.width, floor(extract(epoch from c.started_at) * 4 / w.slots),
     -sum(c.requests), -sum(c.tokens)
   from (
-    -- At the endpoint that admitted them, also when the tenant has its own by now.
+    -- At the endpoint that admitted them, even if the tenant has its own endpoint by now.
     select e.id as endpoint_id, l.started_at, z.requests, z.tokens,
       e.requests_per_hour is not null or e.tokens_per_hour is not null as has_hours
     from unnest(p_leases) as l join lanes n on n.id = l.lane_id join endpoints e on e.id = n.endpoint_id
@@ -158,7 +158,7 @@ begin
 end
 $$;
 comment on function penstock._uncount_calls(penstock.leases[]) is
-  'Takes calls that were never made out of their endpoints'' windows.';
+  'Removes calls that were never made from the windows of their endpoints.';
 
 create or replace function penstock._opens_at(
   p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamptz)
@@ -269,7 +269,7 @@ begin
       '{"field": "p_actual_tokens"}');
   end if;
   perform 1 from endpoint_states where endpoint_id = v_endpoint.id for no key update;
-  -- Without a key the oldest call of the same size ends: all of these are alike.
+  -- Without a key, ends the oldest call of the same size: such calls are interchangeable.
   delete from calls where id = (
     select id from calls where endpoint_id = v_endpoint.id and key is not distinct from p_key
       and (p_key is not null or tokens = p_estimated_tokens)

@@ -128,7 +128,7 @@ declare
 begin
   select * into v_gate from gates where name = p_gate;
   if not found then
-    -- A gate that nobody defined must not look like an open one.
+    -- An undefined gate must not look like an open one.
     perform _refuse(404, 'unknown_gate', format('unknown gate %L', left(p_gate, 100)));
   end if;
   if p_amount is null or p_amount = 'NaN' or p_amount not between 0 and 1e15 then

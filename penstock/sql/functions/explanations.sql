@@ -200,7 +200,7 @@ begin
 end
 $$;
 comment on function penstock.explain_task(uuid, bigint) is
-  'Why a task is not running: what it waits for, about how long, and its place in line; as fields and as '
+  'Why a task is not running: what it waits for, about how long, and its queue position; as fields and as '
   'one line of text.';
 
 create or replace function penstock._waiting_task(p_job penstock.jobs)

@@ -9,7 +9,7 @@
 create or replace function penstock._audit_job()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  -- Checked here because PostgreSQL reads the condition of a trigger anew with every statement.
+  -- Checked here because PostgreSQL reads the condition of a trigger again with every statement.
   if old.status in ('completed', 'canceled') or old.status = 'failed' and new.status <> 'running'
     or old.status = 'running' and new.status = 'queued' then
     raise exception using errcode = 'PT409',

@@ -386,7 +386,7 @@ begin
 end
 $$;
 comment on function penstock._on_access_change() is
-  'Records that somebody may have lost access, for processes that serve open streams.';
+  'Records that a caller may have lost access, for processes that serve open streams.';
 
 create or replace trigger members_access after update or delete on penstock.members
   for each statement execute function penstock._on_access_change();

@@ -19,7 +19,7 @@ begin
   end if;
   insert into task_logs (slot, tenant_id, job_id, task_id, attempt, at, level, message, fields)
   select _log_slot(v_now), o.tenant_id, x.job_id, x.task_id, o.attempt,
-    -- Durations cross the wire, never points in time.
+    -- Workers send ages instead of timestamps, because their clocks may differ.
     v_now - make_interval(secs => least(greatest(coalesce(x.ago, 0), 0), 3600)),
     case when x.level in ('debug', 'info', 'warning', 'error', 'critical') then x.level else 'info' end,
     _error_text(coalesce(x.message, ''), 2000),
@@ -65,7 +65,7 @@ begin
     truncate task_logs_2, task_chunks_2;
   end if;
 exception when lock_not_available then
-  -- Somebody reads the table. The next prune, in a minute, tries again.
+  -- Another session reads the table: the next prune tries again in a minute.
   null;
 end
 $$;

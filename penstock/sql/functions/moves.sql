@@ -246,7 +246,7 @@ begin
   loop
     -- The condition twice: partitions have rows of others at the same position.
     execute format(case v_table.name
-      -- Corrections before what they correct.
+      -- Deletes corrections before the lines that they correct.
       when 'penstock.cost_entries' then
         'delete from %1$s where id = any (array(select id from %1$s where %2$s order by id desc limit %3$s))'
       else 'delete from %1$s where ctid = any (array(select ctid from %1$s where %2$s limit %3$s)) and %2$s'

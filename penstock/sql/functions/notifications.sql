@@ -163,7 +163,7 @@ begin
   get diagnostics v_count = row_count;
   if v_count = 0 and p_event = 'alert' and not exists (select from notification_targets t
       where t.tenant_id = p_tenant_id and t.is_enabled and 'alert' = any (t.events)) then
-    -- An alert reaches somebody even if nobody subscribed.
+    -- An alert also goes to tenants without subscriptions.
     insert into notifications (tenant_id, channel, address, event, key, subject, body, details, next_try_at,
       created_at)
     select distinct p_tenant_id, 'email', p.email, p_event, p_key, left(p_subject, 500), left(p_body, 10000),
@@ -342,7 +342,7 @@ declare
   v_now timestamptz := _now();
 begin
   return query
-  -- Jumps from tenant to tenant along the index, so that one tenant's thousands delay nobody.
+  -- Jumps from tenant to tenant along the index, so that thousands of rows of one tenant do not delay others.
   with recursive tenant as (
     (select n.tenant_id from notifications n where n.status in ('queued', 'sending')
      order by n.tenant_id limit 1)
@@ -417,8 +417,8 @@ begin
 end
 $$;
 comment on function penstock.end_notification(uuid, integer, text, text) is
-  'Reports how sending went: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, or '
-  'gone (also disables the target).';
+  'Reports the outcome of sending: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, '
+  'or gone (also disables the target).';
 
 create or replace function penstock._prune_notifications(p_cutoff timestamptz, p_limit integer)
 returns void language plpgsql set search_path = penstock, pg_temp as $$

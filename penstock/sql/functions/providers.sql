@@ -1,5 +1,5 @@
--- Providers: the endpoints of the services that tasks call, and their limits. capacity.sql tells what is left
--- of the limits; signals.sql handles what providers answer. Lock order: see claim.sql.
+-- Providers: the endpoints of the services that tasks call, and their limits. capacity.sql computes the free
+-- capacity; signals.sql handles the responses of providers. Lock order: see claim.sql.
 
 create or replace function penstock._endpoint(p_name text, p_tenant_id uuid)
 returns penstock.endpoints language sql stable set search_path = penstock, pg_temp as $$

@@ -1,5 +1,5 @@
 -- Quotas: how much a tenant may use in a period. Limits come
--- from its plan, from limits of its own and from allowances.
+-- from its plan, its own limits and its allowances.
 
 insert into penstock.meters (name, period, comment) values
   ('requests', 'month', 'provider calls'),

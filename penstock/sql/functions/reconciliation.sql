@@ -1,5 +1,5 @@
 -- Reconciliation: operations that ended here without the provider's word. A worker whose app has the
--- provider's calls asks about those that timed out, and cancels at the provider what was canceled here.
+-- provider's calls asks about those that timed out, and cancels canceled ones at the provider.
 -- Lock order: see claim.sql.
 
 create or replace function penstock._mark_operations(p_job_ids uuid[], p_task_ids bigint[])
@@ -54,7 +54,7 @@ begin
 end
 $$;
 comment on function penstock._end_operations() is
-  'Ends operations whose task has ended and those that nobody settles, and frees their reservations and '
+  'Ends operations whose task has ended and those that are never settled, and frees their reservations and '
   'places.';
 
 create or replace function penstock._revive_operation(p_operation penstock.operations)

@@ -16,7 +16,7 @@ begin
   end if;
   perform _check_name(p_name, 'name', 'invalid_schedule');
   perform _check_name(p_job_type, 'job_type', 'invalid_schedule');
-  -- Python parses the expression; this catches what it would not even try.
+  -- Python parses the expression; this rejects texts that cannot be one.
   if p_cron !~ '^[0-9A-Za-z*/,#?-]+( +[0-9A-Za-z*/,#?-]+){4,5}$' then
     perform _refuse(422, 'invalid_cron',
       format('%s is not a cron expression', left(to_json(p_cron)::text, 100)), '{"field": "cron"}',
@@ -79,7 +79,7 @@ begin
 end
 $$;
 comment on function penstock._check_schedule_count(uuid) is
-  'Rejects one more schedule of a tenant that has as many as are allowed.';
+  'Rejects a schedule above the maximum number of a tenant.';
 
 create or replace function penstock.set_schedule(
   p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')

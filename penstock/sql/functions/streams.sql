@@ -1,5 +1,5 @@
 -- Streams: what handlers stream while they run, such as the tokens of a model. Workers send chunks of all
--- their attempts in batches. Each lease has a stream of its own, so that a retry begins a new one.
+-- their attempts in batches. Each lease has its own stream, so that a retry begins a new one.
 
 create or replace function penstock.store_task_chunks(p_worker_id text, p_chunks jsonb)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$

@@ -311,7 +311,7 @@ begin
       ) select coalesce(jsonb_object_agg(w.id, w.change_seq), ''{}'') from written w',
         p_table, v_columns, v_changes) into v_written using p_records;
     exception when others then
-      -- A record is refused, or twice in the list: write each by itself to find out which.
+      -- One record is refused or listed twice: write each in its own statement to find it.
       if sqlstate <> '21000' and _refusal_code(sqlstate, null, '') is null then
         raise;
       end if;
@@ -380,7 +380,7 @@ begin
 end
 $$;
 comment on function penstock.push_changes(jsonb, text) is
-  'Applies changes of synced tables as the caller, each by itself, and returns what became of each: applied, '
+  'Applies changes of synced tables as the caller, one by one, and returns the outcome of each: applied, '
   'stale (the stored row is newer) or refused, with a code. Parents are applied before children.';
 
 create or replace function penstock.sync_state(p_schema text default null)

@@ -311,7 +311,7 @@ declare
     nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), '')), 200);
 begin
   perform _create_user(new.id, to_jsonb(new) ->> 'email');
-  -- A name with control characters is nobody's name, and no reason to refuse the user.
+  -- Ignores a name with control characters instead of refusing the user.
   update profiles set display_name = v_name where user_id = new.id and _is_clean(v_name);
   return new;
 end

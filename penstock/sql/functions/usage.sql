@@ -191,7 +191,7 @@ begin
     order by l.lease)
   into v_leases, v_units
   from unnest(p_leases) as l join lanes n on n.id = l.lane_id
-  -- A task that failed may have moved on already: the attempt is charged what it may use at its own provider.
+  -- A failed task may have another provider by now: the attempt is charged by the one that it used.
   cross join lateral (
     select _units_at(x.units, x.route, n.provider) as units from tasks x
     where x.job_id = l.job_id and x.id = l.task_id offset 0) as t

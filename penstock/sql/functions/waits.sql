@@ -119,7 +119,7 @@ begin
       option = default_option, ended_at = v_wait.until
     where id = v_wait.id returning * into v_wait;
   elsif v_wait.outcome = 'timeout' and v_wait.option is null and v_generation > v_wait.generation then
-    -- The task failed because nobody answered, and was replayed.
+    -- The task failed because no answer came in time, and was replayed.
     update waits set outcome = null, ended_at = null, asked_at = v_now, until = v_new.until,
       message = v_new.message, options = v_new.options, fields = v_new.fields, roles = v_new.roles,
       default_option = v_new.default_option, generation = v_generation

@@ -36,7 +36,7 @@ returns void language sql set search_path = penstock, pg_temp as $$
     select w.id from workers w
     where w.beat_at < p_now
         - case when w.state = 'stopped' then interval '1 day' else interval '10 minutes' end
-      -- A subquery of its own: a join would read all leases, though hardly any worker is that old.
+      -- A subquery, because a join would read all leases although hardly any worker is that old.
       and not (select exists (select from leases l where l.worker_id = w.id and l.expires_at > p_now))
     for update skip locked))
 $$;

@@ -53,7 +53,7 @@ cross join lateral (
     max(r.amount) filter (where r.meter = 'bytes') as bytes
   from penstock.resolve_limits(t.id) as r) as l;
 comment on view intake.user_usage_tracking is
-  'The usage of each tenant and UTC month, with the limits in force now. Nobody writes it.';
+  'The usage of each tenant and UTC month, with the current limits. Read-only.';
 
 create or replace view intake.usage_events with (security_invoker = true) as
 select 'usage:' || e.id as id, e.tenant_id as profile_id,

@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     then.add_argument("--discard", type=int, metavar="NUMBER", help="take the server's row instead")
     find = commands.add_parser("discover", help="find ideas for notes without tags")
     find.add_argument("--yes", action="store_true", help="apply the preview without asking")
-    find.add_argument("--cancel", action="store_true", help="end the run; what was applied stays")
+    find.add_argument("--cancel", action="store_true", help="end the run; applied ideas stay")
     commands.add_parser("export", help="write the library as JSON").add_argument("file", type=Path)
     read = commands.add_parser("import", help="read an export")
     read.add_argument("file", type=Path)

@@ -59,7 +59,7 @@ class Batch:
 
 @dataclass
 class Job:
-    """A run: its batches, the next one, the preview, and what was applied to which note."""
+    """A run: its batches, the next one, the preview, and the ideas that were applied to each note."""
 
     id: str
     status: Status = "running"
@@ -240,7 +240,7 @@ def continue_paused(store: Store, job: Job) -> None:
 
 
 def cancel(store: Store, job: Job) -> None:
-    """End a run; what was applied stays."""
+    """End a run; applied ideas stay."""
     job.status = "canceled"
     save(store, job)
 
@@ -254,7 +254,7 @@ def live_pending(store: Store, batch: Batch) -> list[Record]:
 def apply_results(
     store: Store, job: Job, batch: Batch, found: dict[str, Ideas], canon: frozenset[str]
 ) -> None:
-    """Tag the notes, note what was added with its role, and end the batch: in one transaction."""
+    """Tag the notes, record each added idea with its role, and end the batch, in one transaction."""
     with store.transaction():
         for note in live_pending(store, batch):
             ideas = found.get(note["id"])

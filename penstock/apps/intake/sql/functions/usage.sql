@@ -149,7 +149,7 @@ create or replace function intake.shows_upgrades()
 returns boolean language sql stable security definer set search_path = intake, pg_temp as $$
   select intake._flag('upgrade_prompts_enabled')
 $$;
-comment on function intake.shows_upgrades() is 'Whether a tenant over a limit is told to upgrade.';
+comment on function intake.shows_upgrades() is 'Whether errors over a limit suggest an upgrade.';
 
 create or replace function intake._warn_limits(p_tenant_id uuid)
 returns integer language plpgsql security definer set search_path = intake, pg_temp as $$

@@ -25,7 +25,7 @@ declare
 begin
   select p.tenant_id into v_tenant_id from penstock.profiles p where p.user_id = p_user_id;
   if v_tenant_id is null then
-    -- Every user has a profile: without one nothing may be counted for somebody else, or not at all.
+    -- Every user has a profile. Without one the row could not be counted, or would count for another user.
     perform penstock.refuse(404, 'profile_missing', 'the user has no profile');
   end if;
   return v_tenant_id;

@@ -116,7 +116,7 @@ begin
 end
 $$;
 comment on function notes._change_prompt() is
-  'Trigger of prompts: adds a version, activates one, or goes back to the constant.';
+  'Trigger of prompts: adds a version, activates one, or activates the constant.';
 
 create or replace function notes._add_audit_line()
 returns trigger language plpgsql security definer set search_path = notes, pg_temp as $$
@@ -131,4 +131,4 @@ begin
 end
 $$;
 comment on function notes._add_audit_line() is
-  'Trigger of admin_audit_log: adds a line, which nobody can change.';
+  'Trigger of admin_audit_log: adds a line. Lines cannot be changed.';

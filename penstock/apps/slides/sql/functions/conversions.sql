@@ -12,7 +12,7 @@ begin
   select s.* into v_slide from slides.slides s
   where s.tenant_id = p_tenant_id and s.id = p_slide_id and s.job_id = p_job_id for update;
   if not found then
-    -- The provider works on it, and what it has done is charged.
+    -- The provider is converting it and will charge for it.
     return jsonb_build_object('skipped', 'the slide was deleted, or has another job',
       'is_converting', exists (
       select from penstock.operations o where o.tenant_id = p_tenant_id and o.object = 'slide:' || p_slide_id

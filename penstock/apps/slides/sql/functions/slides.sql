@@ -187,7 +187,7 @@ returns void language plpgsql security definer set search_path = slides, pg_temp
 declare
   v_slide slides.slides := slides._locked_slide(p_slide_id);
 begin
-  -- A conversion in flight ends by itself and its cost is counted.
+  -- A running conversion completes and its cost is counted.
   delete from slides.slides where tenant_id = v_slide.tenant_id and id = p_slide_id;
 end
 $$;

@@ -3,4 +3,4 @@ returns uuid language sql immutable parallel safe set search_path = pg_catalog, 
   select encode(substr(sha256(convert_to(p_text, 'UTF8')), 1, 16), 'hex')::uuid
 $$;
 comment on function video_ideas._uuid(text) is
-  'The same id for the same thing, where Penstock has a number and the reader expects a uuid.';
+  'A uuid that is always the same for the same text, for ids that are numbers in Penstock.';
