@@ -144,6 +144,7 @@ def install(history: History) -> None:
     tasks.complete = _noted_report(history, "complete", tasks.complete)
     tasks.fail = _noted_report(history, "fail", tasks.fail)
     tasks.reschedule = _noted_report(history, "return", tasks.reschedule)
+    tasks.hand_back = _noted_report(history, "return", tasks.hand_back)
     db.call, jobs.start = noted_call, noted_start
 
 

@@ -176,6 +176,18 @@ async def reschedule(
     return [Rejection(row["id"], row["code"]) for row in rows]
 
 
+async def hand_back(pool: db.Pool, worker_id: str, leases: Sequence[tuple[int, int]]) -> list[Rejection]:
+    """Requeue tasks, given as (id, lease), whose handler never ran: their provider calls no longer count."""
+    rows = await db.call(
+        pool,
+        "hand_back_tasks",
+        p_worker_id=worker_id,
+        p_task_ids=[task_id for task_id, _ in leases],
+        p_leases=[lease for _, lease in leases],
+    )
+    return [Rejection(row["id"], row["code"]) for row in rows]
+
+
 def heartbeat_sync(
     conn: db.SyncConnection, worker_id: str, leases: Sequence[tuple[int, int]], lease_seconds: int
 ) -> list[tuple[int, int, str]]:

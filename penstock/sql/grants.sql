@@ -89,6 +89,7 @@ grant execute on function
   penstock.complete_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb),
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
+  penstock.hand_back_tasks(text, bigint[], bigint[]),
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.prune(integer),

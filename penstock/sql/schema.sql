@@ -4548,13 +4548,6 @@ function penstock._next_provider_opening(text[], timestamp with time zone)
   body: sha256 e3822648a7dd1e2acb7062bf46b98bb1
   comment: When the next endpoint opens that ready tasks of these kinds wait for, or null.
 
-function penstock._not_begun()
-  returns: text
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 7c29369683f8719e57fe1e921947158c
-  comment: The reserved reason with which workers release tasks they claimed and never began: the calls admitted for these tasks were not made.
-
 function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, timestamp with time zone)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_details jsonb, p_now timestamp with time zone
   returns: penstock.booking[]
@@ -5273,6 +5266,14 @@ function penstock._replay(bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 103cfc0b2f68ab40dff280a5047c6e35
   comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
+
+function penstock._requeue_leases(text, bigint[], bigint[], double precision, text, boolean)
+  arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision, p_reason text, p_was_begun boolean
+  returns: TABLE(id bigint, code text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1a6423bab175d546eab7166824f27d6a
+  comment: Requeues leased tasks without using up an attempt, and returns those rejected. Provider calls admitted for tasks that were never begun no longer count.
 
 function penstock._require_active(uuid)
   arguments: p_tenant_id uuid
@@ -7009,6 +7010,15 @@ function penstock.get_wait_link(text)
   comment: What a link asks: the message, the options, the fields and the status of its wait.
   grant to service_role: execute
 
+function penstock.hand_back_tasks(text, bigint[], bigint[])
+  arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[]
+  returns: TABLE(id bigint, code text)
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 853f62297cfa18281282bbd50773e3c6
+  comment: Requeues claimed tasks whose handler never ran, without using up an attempt: the provider calls admitted for them do not count. Returns only those rejected.
+  grant to service_role: execute
+
 function penstock.heartbeat_task(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint DEFAULT NULL::bigint
   returns: boolean
@@ -7846,8 +7856,8 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ecd09020f7b993020c6ad99398284db4
-  comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
+  body: sha256 7bed95f980aba83909dfbfe702275a7f
+  comment: Requeues tasks, now or after a delay, without using up an attempt. Returns only those rejected.
   grant to service_role: execute
 
 function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
@@ -7913,7 +7923,7 @@ function penstock.return_unknown_tasks(text, bigint[])
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c7579433c653859fe2aa5e4927d2ef57
+  body: sha256 5ae87b99c73801838694f5f2fde0a25f
   comment: Requeues the tasks leased to a worker, except those with these leases, without costing an attempt. For a worker that never received the response to a claim.
   grant to service_role: execute
 

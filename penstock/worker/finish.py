@@ -39,6 +39,7 @@ class Finish:
         self._done: list[Done] = []
         self._failed: list[Failed] = []
         self._limited: list[tuple[int, int, dict[str, Any]]] = []
+        self._handed_back: list[tuple[int, int]] = []
         self._returned: dict[tuple[float, str], list[tuple[int, int]]] = {}
         self._waiting: list[tuple[int, int, UUID, float | None]] = []
         self._progress: dict[int, Context] = {}
@@ -86,8 +87,8 @@ class Finish:
         """Requeue tasks that never started."""
         for leased in unstarted:
             leased.stop_reason = "handed back"
-            # For this reason the database gives back the quota and the rate limit that they reserved.
-            self.returned(leased, 0, "not begun")
+            self._handed_back.append((leased.claim.id, leased.claim.lease))
+            self._has_reports.set()
 
     def progress(self, context: Context) -> None:
         """Keep the latest progress of a task to be sent soon; may be called from any thread."""
@@ -113,7 +114,15 @@ class Finish:
             # This also waits for a report that is being sent.
             await self._flush()
             is_empty = not any(
-                (self._done, self._failed, self._limited, self._returned, self._waiting, self._prompted)
+                (
+                    self._done,
+                    self._failed,
+                    self._limited,
+                    self._handed_back,
+                    self._returned,
+                    self._waiting,
+                    self._prompted,
+                )
             )
             if is_empty or self._loop.time() > deadline:
                 return
@@ -130,6 +139,8 @@ class Finish:
                 while self._failed:
                     await self._send(self._failed, tasks.fail)
                     self.on_parked()
+                while self._handed_back:
+                    await self._send_handed_back()
                 while self._returned:
                     await self._send_returned()
                 while self._waiting:
@@ -236,6 +247,17 @@ class Finish:
         self._buffer.remove(task_id, lease)
         self.on_parked()
 
+    async def _send_handed_back(self) -> None:
+        batch, self._handed_back = self._handed_back[:MAX_BATCH], self._handed_back[MAX_BATCH:]
+        try:
+            await tasks.hand_back(self._pool, self._buffer.worker_id, batch)
+        except Unavailable:
+            self._handed_back[:0] = batch
+            raise
+        except Exception as error:
+            log.error("worker.return_refused", error=str(error), tasks=len(batch))
+        self._forget_returned(batch)
+
     async def _send_returned(self) -> None:
         (delay, reason), group = self._returned.popitem()
         batch, rest = group[:MAX_BATCH], group[MAX_BATCH:]
@@ -254,6 +276,9 @@ class Finish:
             raise
         except Exception as error:
             log.error("worker.return_refused", error=str(error), tasks=len(batch))
+        self._forget_returned(batch)
+
+    def _forget_returned(self, batch: list[tuple[int, int]]) -> None:
         for task_id, lease in batch:
             self._buffer.remove(task_id, lease)
         self.on_parked()

@@ -44,12 +44,10 @@ def report(sql: Contract, task: db.Row, worker: str = "w1", **units: Any) -> Non
 
 def hand_back(sql: Contract, *tasks: db.Row, worker: str = "w1") -> list[db.Row]:
     return sql.rows(
-        "reschedule_tasks",
+        "hand_back_tasks",
         worker_id=worker,
         task_ids=[task["id"] for task in tasks],
         leases=[task["lease"] for task in tasks],
-        delay_seconds=0.0,
-        reason="not begun",
     )
 
 

@@ -62,6 +62,7 @@ WORKER_FUNCTIONS: dict[str, str | None] = {
     "report_progress": None,
     "report_provider": None,
     "report_worker": None,
+    "hand_back_tasks": None,
     "reschedule_task": None,
     "reschedule_tasks": None,
     "upkeep": None,

@@ -1,27 +1,16 @@
 -- Reschedule: requeues claimed tasks without using up an attempt. Lock order: see claim.sql.
 
-create or replace function penstock._not_begun()
-returns text language sql immutable set search_path = penstock, pg_temp as $$ select 'not begun'::text $$;
-comment on function penstock._not_begun() is
-  'The reserved reason with which workers release tasks they claimed and never began: the calls admitted '
-  'for these tasks were not made.';
-
-create or replace function penstock.reschedule_tasks(
-  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision default 0,
-  p_reason text default 'rescheduled')
+create or replace function penstock._requeue_leases(
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision, p_reason text,
+  p_was_begun boolean)
 returns table (id bigint, code text)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
+language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_leases leases[];
 begin
   perform _check_batch(p_task_ids, p_leases, null);
-  if coalesce(p_delay_seconds, 0) not between 0 and 86400 * 366 then
-    perform _refuse(422, 'invalid_delay',
-      format('p_delay_seconds must be between 0 and %s, a year (got %s)', 86400 * 366, p_delay_seconds),
-      '{"field": "p_delay_seconds"}');
-  end if;
   with gone as (
     delete from leases l using unnest(p_task_ids, p_leases) as g(id, lease)
     where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease)
@@ -30,7 +19,7 @@ begin
     returning l as held
   )
   select array_agg(g.held) into v_leases from gone g;
-  if p_reason = _not_begun() then
+  if not p_was_begun then
     perform _uncount_calls(v_leases);
   end if;
   if coalesce(p_delay_seconds, 0) = 0 then
@@ -49,10 +38,38 @@ begin
   end if;
 end
 $$;
+comment on function
+  penstock._requeue_leases(text, bigint[], bigint[], double precision, text, boolean) is
+  'Requeues leased tasks without using up an attempt, and returns those rejected. Provider calls admitted '
+  'for tasks that were never begun no longer count.';
+
+create or replace function penstock.reschedule_tasks(
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision default 0,
+  p_reason text default 'rescheduled')
+returns table (id bigint, code text)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if coalesce(p_delay_seconds, 0) not between 0 and 86400 * 366 then
+    perform _refuse(422, 'invalid_delay',
+      format('p_delay_seconds must be between 0 and %s, a year (got %s)', 86400 * 366, p_delay_seconds),
+      '{"field": "p_delay_seconds"}');
+  end if;
+  return query select r.id, r.code
+  from _requeue_leases(p_worker_id, p_task_ids, p_leases, p_delay_seconds, p_reason, true) as r;
+end
+$$;
 comment on function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text) is
-  'Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved '
-  'for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those '
-  'rejected.';
+  'Requeues tasks, now or after a delay, without using up an attempt. Returns only those rejected.';
+
+create or replace function penstock.hand_back_tasks(
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[])
+returns table (id bigint, code text)
+language sql security definer set search_path = penstock, pg_temp as $$
+  select r.id, r.code from _requeue_leases(p_worker_id, p_task_ids, p_leases, 0, null, false) as r
+$$;
+comment on function penstock.hand_back_tasks(text, bigint[], bigint[]) is
+  'Requeues claimed tasks whose handler never ran, without using up an attempt: the provider calls admitted '
+  'for them do not count. Returns only those rejected.';
 
 create or replace function penstock.reschedule_task(
   p_task_id bigint, p_delay_seconds double precision default 0, p_reason text default 'rescheduled',

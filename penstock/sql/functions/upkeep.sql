@@ -117,7 +117,7 @@ begin
   if v_task_ids is null then
     return 0;
   end if;
-  perform reschedule_tasks(p_worker_id, v_task_ids, v_leases, 0, 'not begun');
+  perform hand_back_tasks(p_worker_id, v_task_ids, v_leases);
   return cardinality(v_task_ids);
 end
 $$;
