@@ -401,6 +401,15 @@ class Sessions:
             call.result()
             pytest.fail("the call did not wait")
 
+    def wait_until_wait_is_seen(self, contract: Contract, call: Call) -> None:
+        """Return when that session waits for a lock and the watch has recorded it."""
+        self.wait_until_blocked(contract, call)
+        deadline = time.monotonic() + 10
+        with db.connect(self.database.dsn, name="test") as watcher:
+            # The first reading may be of the moment at which the session begins to wait.
+            while not self.locks.seen and time.monotonic() < deadline:
+                self.locks.look(watcher)
+
     def wait_until_blocked_or_done(self, contract: Contract, call: Call) -> bool:
         """Return whether the session waits for a lock, as soon as it does or the call has ended."""
         pid = contract.connection.info.backend_pid

@@ -50,7 +50,7 @@ def test_completions_wait_for_counts_before_accounts(sessions: Sessions) -> None
     with one.connection.transaction():
         one.complete(plain)
         call = Call(lambda: two.complete(counted))
-        sessions.wait_until_blocked(two, call)
+        sessions.wait_until_wait_is_seen(two, call)
     call.result()
     assert one.status(job) == "completed"
     (wait,) = sessions.locks.seen
@@ -65,7 +65,7 @@ def test_a_wait_against_the_order_is_found(sessions: Sessions) -> None:
     with one.connection.transaction():
         one.execute("select from penstock.phases for update")
         call = Call(lambda: two.execute("select penstock._backwards()"))
-        sessions.wait_until_blocked(two, call)
+        sessions.wait_until_wait_is_seen(two, call)
     call.result()
     with pytest.raises(
         pytest.fail.Exception, match="_backwards waits for a row of phases while it holds rows of jobs"
