@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -202,3 +203,27 @@ def test_the_command_and_unit_tests_of_handlers_know_logs(
     (found,) = penstock("jobs", "logs", str(job.id), "-o", "json").json
     assert (found["message"], found["fields"]) == ("hello ann", {"size": 3})
     assert penstock("jobs", "logs", str(job.id), "--task", "999999").out == ""
+
+
+def test_follow_shows_lines_that_are_stored_after_the_end_of_the_job(
+    app: App, drain: testing.Drain, db: testing.Database, penstock: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    @app.task
+    async def speak(ctx: Context) -> None:
+        ctx.log.info("last words")
+
+    job: Any = speak.start()
+    drain(app)
+    [line] = db.execute("delete from penstock.task_logs returning *")
+
+    async def pause(seconds: float) -> None:
+        """What the worker sends meanwhile."""
+        columns = [name for name in line if name not in ("id", "fields")]
+        db.execute(
+            f"insert into penstock.task_logs ({', '.join(columns)}) values ({', '.join(['%s'] * len(columns))})",
+            [line[name] for name in columns],
+        )
+
+    monkeypatch.setattr("penstock.cli.logs.asyncio", SimpleNamespace(sleep=pause))
+    assert "last words" in penstock("jobs", "logs", str(job.id), "--follow").out

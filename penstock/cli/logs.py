@@ -42,14 +42,14 @@ async def show_logs(
     _print(found)
     last = found[-1].id if found else 0
     while True:
-        # Asked before the lines: those of a job that has ended are all stored by the next round.
         is_ended = (await jobs.get(pool, job_id=job_id)).finished_at is not None
+        # The last lines of a job may be stored after its end: workers send lines twice a second.
+        await asyncio.sleep(1)
         while found := await logs.list(pool, job_id=job_id, task_id=task, after=last, limit=1000):
             _print(found)
             last = found[-1].id
         if is_ended:
             return
-        await asyncio.sleep(1)
 
 
 def _print(lines: list[LogLine]) -> None:
