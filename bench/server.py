@@ -26,6 +26,7 @@ from psycopg import sql
 SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
+    "min_wal_size": "2GB",
     "max_connections": "1500",
     "listen_addresses": "127.0.0.1",
 }
@@ -88,10 +89,25 @@ def postgres(binaries: Path | None = None) -> Iterator[Postgres]:
         pg_ctl: list[str | Path] = [binaries / "pg_ctl", "--pgdata", data, "--wait", "--timeout", "60"]
         try:
             _run([*pg_ctl, "--log", folder / "log", "start"], account, folder)
-            yield Postgres(folder, port, password)
+            server = Postgres(folder, port, password)
+            _fill_wal(server)
+            yield server
         finally:
             if (data / "postmaster.pid").exists():
                 _run([*pg_ctl, "--mode", "fast", "stop"], account, folder)
+
+
+def _fill_wal(server: Postgres) -> None:
+    """Leave WAL files to write into again, as every server has that has run for a while.
+
+    A new server creates each file when it needs it: all commits wait for 16 MB of zeros, 100 ms here.
+    """
+    with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+        connection.execute(
+            "SELECT count(pg_logical_emit_message(false, 'bench', repeat(n::text, 300000)))"
+            " FROM generate_series(1000, 1999) AS n"
+        )
+        connection.execute("CHECKPOINT")
 
 
 @contextmanager
