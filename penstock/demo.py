@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group
@@ -132,6 +134,14 @@ async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
             await asyncio.sleep(0.05)
 
 
+def _program() -> str:
+    """How the user's shell finds this program: `make demo` runs it from an environment that is not active."""
+    own = Path(sys.argv[0]).absolute()
+    if own.name != "penstock" or shutil.which("penstock") == str(own):
+        return "penstock"
+    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+
+
 @dataclass
 class _Demo:
     """Output and state of a demo run."""
@@ -186,7 +196,8 @@ class _Demo:
             f"provider: {counted(calls, 'call')}, {refused} rejected with 429, at most {most} concurrent"
         )
         self.say(f"tasks waited for: {'; '.join(self.reasons) or 'nothing'}")
-        commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
+        program = _program()
+        commands = (f"{program} jobs ls", f"{program} jobs show {started.id}", f"{program} costs")
         self.say("Explore:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
         return 0 if job.status == "completed" else 3
 

@@ -48,6 +48,13 @@ def money(amount: Decimal | None, currency: str = "") -> str:
     return f"{whole}.{cents.rstrip('0').ljust(2, '0')} {currency}".strip()
 
 
+def spending(cost: Decimal, budget: Decimal | None, currency: str) -> str:
+    """A cost with its budget: "0.03 of 0.05 USD". Empty if there is neither."""
+    if not cost and budget is None:
+        return ""
+    return f"{money(cost)}{'' if budget is None else f' of {money(budget)}'} {currency}"
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun, singular or plural: "1 task", "2,000 tasks"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

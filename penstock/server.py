@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 
 from penstock import api, cells, dashboard, routing
 from penstock.api import streams
-from penstock.api.callers import check_login
+from penstock.api.callers import LOGIN_HINT, check_login
 from penstock.api.development import Development
 from penstock.errors import Conflict, Invalid, PenstockError, Unavailable
 from penstock.postgres import db
@@ -192,7 +192,7 @@ def _no_login() -> Invalid:
     return Invalid(
         "PENSTOCK_API_URL is not set: the API needs a second login for users' requests",
         code="no_api_login",
-        hint="create role penstock_api login noinherit password '…' in role anon, authenticated;",
+        hint=LOGIN_HINT,
     )
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 # A long comment is several literals, one per line, which PostgreSQL joins.
 _COMMENT = re.compile(r"comment on function penstock\.(\w+)\((.*?)\) is\s+'((?:[^']|''|'\n\s+')*)';", re.S)
 _NEXT_LITERAL = re.compile(r"'\n\s+'")
-_HEADER = re.compile(r"create or replace function penstock\.(\w+)\s*\((.*?)\)\s*returns", re.S)
+_HEADER = re.compile(r"create or replace function penstock\.(\w+)\s*\((.*?)\)\s*(?:returns|language)\b", re.S)
 CLAUSE = re.compile(r"\b(?:R[0-9]\.[0-9]+|B[0-9]+)/[a-z0-9-]+")
 _ATTACK_NUMBER = re.compile(r"\bS[1-9]\d?\b")
 _ATTACK_RANGE = re.compile(r"\bS(\d+) to S(\d+)\b")

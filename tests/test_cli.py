@@ -266,6 +266,7 @@ def test_jobs_show_prints_job_and_tasks(
     assert "2 of 3 tasks shown" in shown.err
     document = penstock("jobs", "show", job_id, "-o", "json").json
     assert document["status"] == "failed"
+    assert (document["cost"], document["budget"], document["currency"]) == ("0", None, "USD")
     assert document["tenant"] == "test"
     assert [task["error_code"] for task in document["tasks"]] == ["handler_error"] * 3
     assert penstock("jobs", "show", job_id, "--status", "running", "-o", "json").json["tasks"] == []
@@ -504,6 +505,11 @@ def test_schedule_is_created_changed_and_removed(
     db: testing.Database, penstock: Command, tenant: UUID, tmp_path: Path
 ) -> None:
     db.execute("select penstock.define_job_type('report')")
+    # The only tenant needs no option; with several, it does.
+    bare = ("schedules", "set", "bare", "--cron", "0 3 * * *", "--type", "report")
+    assert penstock(*bare).code == 0 and penstock("schedules", "rm", "bare", "--yes").code == 0
+    db.execute("select penstock.create_tenant('another')")
+    assert "--tenant is required" in penstock(*bare).err
     arguments = ("schedules", "set", "nightly", "--cron", "0 3 * * *", "--type", "report", "--tenant", "test")
     made = penstock(*arguments, "--timezone", "Europe/Berlin", "--missed", "all")
     assert UUID(made.out.strip())
@@ -513,7 +519,8 @@ def test_schedule_is_created_changed_and_removed(
     assert changed.json == {"id": made.out.strip()}
     [schedule] = penstock("schedules", "ls", "--tenant", tenant, "-o", "json").json
     assert (schedule["params"], schedule["is_enabled"], schedule["missed"]) == ({"pages": 3}, False, "once")
-    assert "off" in penstock("schedules", "ls").out
+    heading, line = penstock("schedules", "ls").out.splitlines()
+    assert "off" in line and heading.count("ERROR") == 1
     assert penstock("schedules", "rm", "nightly").code == 2
     assert penstock("schedules", "rm", "nightly", "--yes").code == 0
     assert penstock("schedules", "ls", "-o", "json").json == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 import re
@@ -430,6 +431,16 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
         own = {"Sec-Fetch-Site": "same-origin"}
         assert made.post("/dev/view", data={"as": "tenant"}, headers=own).status_code == 200
         yield made
+
+
+def test_job_page_of_development_marks_the_chosen_view(db: testing.Database, client: TestClient) -> None:
+    [tenant] = db.execute("select id from penstock.tenants")
+    options = json.dumps({"tenant_id": str(tenant["id"])})
+    [job] = db.execute("select penstock.start_job('x', '{}', '[{\"kind\": \"work\"}]', %s) as id", [options])
+    for view in ("graph", "timeline"):
+        page = client.get(f"/dashboard/jobs/{job['id']}", params={"view": view}).text
+        tabs = page.partition('aria-label="View of the tasks"')[2].partition("</nav>")[0]
+        assert re.findall(r'aria-current="true">(\w+)', tabs) == [view.capitalize()]
 
 
 async def test_a_server_that_stops_ends_its_event_streams(

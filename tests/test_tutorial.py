@@ -118,6 +118,8 @@ def test_the_tutorial_runs(db: testing.Database, tmp_path: Path) -> None:
     assert "oak chair" in printed or "tone" in printed, printed
     assert "2 passed" in printed
     statuses = {row["type"]: row["status"] for row in db.execute("select type, status from penstock.jobs")}
-    assert statuses == dict.fromkeys(["greet", "describe", "catalog", "publish", "products"], "completed")
+    assert statuses == dict.fromkeys(
+        ["greet", "describe", "catalog", "publish_text", "products"], "completed"
+    )
     [cost] = db.execute("select sum(amount) as amount from penstock.cost_entries")
     assert cost["amount"] > 0

@@ -430,6 +430,12 @@ def shown(request: Request) -> str | None:
     return credential.strip()
 
 
+LOGIN_HINT = (
+    "Create a login and put its address into PENSTOCK_API_URL: "
+    "create role penstock_api login noinherit password '…' in role anon, authenticated;"
+)
+
+
 async def check_login(users: db.Pool) -> None:
     """Raise unless the login for users can switch to the users' roles and to nothing more."""
     [(is_more, is_user)] = await db.rows(users, _LOGIN, ())
@@ -437,7 +443,7 @@ async def check_login(users: db.Pool) -> None:
         raise PenstockError(
             "the login of PENSTOCK_API_URL has or can get more rights than a user",
             code="unsafe_login",
-            hint="Use another login: create role penstock_api login noinherit in role anon, authenticated;",
+            hint=LOGIN_HINT,
         )
     if not is_user:
         raise PenstockError(

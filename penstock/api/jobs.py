@@ -84,9 +84,9 @@ class JobRequest(RequestModel):
         if app is not None:
             raise app.unknown_type(self.type)
         raise Invalid(
-            "a job needs at least one task",
+            f"unknown job type {self.type[:200]!r}: this server was started without an app",
             code="no_tasks",
-            hint="To start jobs by type, name your app: penstock serve MODULE:APP",
+            hint="Name your app: penstock serve MODULE:APP. Or send the job's tasks.",
             details={"field": "tasks"},
         )
 

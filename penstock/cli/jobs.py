@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args
 from uuid import UUID
 
 import typer
@@ -23,6 +23,7 @@ from penstock.cli.output import Column
 from penstock.cli.parsing import amount_or_none
 from penstock.contract import costs, filters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
+from penstock.formatting import spending
 from penstock.postgres import db
 from penstock.types import Job, Task, TaskStatus
 
@@ -106,33 +107,29 @@ async def show(
     names = await tenants.names(pool, ids=[job.tenant_id])
     people = await actors.names(pool, [job.created_by])
     result = await jobs.result(pool, job_id=job_id)
+    spent = await costs.of_job(pool, job_id=job_id)
+    currency = await costs.base_currency(pool)
     whole = {**output.plain(job), "tenant": names.get(job.tenant_id), "tasks": tasks, "result": result}
-    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), people, tasks, result))
+    whole |= {"cost": spent.cost, "budget": spent.budget, "currency": currency}
+    cost = spending(spent.cost, spent.budget, currency)
+    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), people, cost, tasks, result))
 
 
 def _task_status(text: str | None) -> TaskStatus | None:
-    known: tuple[TaskStatus, ...] = (
-        "blocked",
-        "queued",
-        "running",
-        "waiting",
-        "succeeded",
-        "failed",
-        "canceled",
-    )
-    for status in known:
-        if text == status:
-            return status
-    if text is not None:
+    known = get_args(TaskStatus)
+    if text is not None and text not in known:
         raise Invalid(f"unknown task status {text!r}", hint=f"Task statuses are {', '.join(known)}.")
-    return None
+    return cast("TaskStatus | None", text)
 
 
-def _show(job: Job, tenant: str, people: Mapping[str, str], tasks: list[Task], result: Any) -> None:
+def _show(
+    job: Job, tenant: str, people: Mapping[str, str], cost: str, tasks: list[Task], result: Any
+) -> None:
     # A job of one task has its params in the task's input.
     is_single = not job.params and len(tasks) == job.progress.total == 1
     params = tasks[0].input if is_single else job.params
-    output.fields([*_job_fields(job, tenant, people, params), ("result", _shortened(result))])
+    shown = [*_job_fields(job, tenant, people, params), ("cost", cost), ("result", _shortened(result))]
+    output.fields(shown)
     print()
     if output.is_terminal():
         output.console().print(phases_of(job))
@@ -159,6 +156,7 @@ def _job_fields(
 ) -> list[tuple[str, str | Text]]:
     return [
         ("job", str(job.id)),
+        ("title", job.title or ""),
         ("type", job.type),
         ("tenant", tenant),
         ("status", output.status_text(job.status) if output.is_terminal() else job.status),
@@ -292,7 +290,8 @@ def phases_of(job: Job) -> Table:
 def summary_of(job: Job) -> str:
     """The job's progress on one line."""
     progress = job.progress
-    parts = [] if job.is_ended else [progress.phase]  # "completed" already says "complete"
+    # The status is printed before, and "completed" already says "complete".
+    parts = [] if job.is_ended or progress.phase == job.status else [progress.phase]
     parts.append(f"{progress.done:,}/{progress.total:,}")
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")

@@ -56,7 +56,6 @@ async def ls(
         Column("MISSED", lambda schedule: schedule.missed, is_spare=True, style="dim"),
         Column("NEXT", lambda schedule: output.age(schedule.next_run_at) if schedule.is_enabled else "off"),
         Column("ERROR", lambda schedule: schedule.last_error or "", is_wide=True, style="red"),
-        Column("ERROR", lambda schedule: schedule.last_error or "", is_spare=True, style="red"),
         Column("LAST JOB", lambda schedule: str(schedule.last_job_id or ""), is_wide=True, style="dim"),
     ]
     output.rows(found, columns, empty="No schedules.")
@@ -92,14 +91,12 @@ async def set(
     ] = False,
 ) -> None:
     """Create or change the tenant's schedule with this name. Prints its id."""
-    if tenant is None:
-        raise Invalid("--tenant is required", code="tenant_missing", hint="See `penstock tenants ls`.")
     schedule_id = await schedules.set(
         pool,
         name=name,
         cron=cron,
         job_type=type,
-        tenant_id=await tenant_id_of(pool, tenant),
+        tenant_id=await tenant_id_of(pool, tenant) if tenant else await _only_tenant(pool),
         timezone=timezone,
         params=_json(params, "--params", dict),
         tasks=None if tasks is None else _json(tasks, "--tasks", list),
@@ -125,6 +122,14 @@ async def rm(
     output.confirm(f"Remove schedule {output.clean(found[0].name)} ({found[0].cron})?")
     await schedules.remove(pool, schedule_id=found[0].id)
     output.document({"id": found[0].id}, lambda: output.note("Removed."))
+
+
+async def _only_tenant(pool: db.Pool) -> UUID:
+    """The tenant of an installation that has one, as a new one has."""
+    found = await tenants.list(pool, limit=2)
+    if len(found) != 1:
+        raise Invalid("--tenant is required", code="tenant_missing", hint="See `penstock tenants ls`.")
+    return found[0].id
 
 
 def _json(text: str, option: str, shape: type[Any]) -> Any:

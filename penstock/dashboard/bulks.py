@@ -33,7 +33,7 @@ from penstock.dashboard.pages import (
 )
 from penstock.errors import Invalid, PenstockError
 from penstock.sdk.app import App
-from penstock.sdk.bulk_type import BulkType
+from penstock.sdk.bulk_type import PREVIEW, BulkType
 from penstock.sheets import GoogleSheet
 from penstock.sources.columns import Match, matches
 from penstock.types import BulkSummary, Forecast, RowProblem, RowState, SourceCheck, exact
@@ -216,10 +216,11 @@ def _form(
         "bulk_new.html",
         422 if error else 200,
         inputs=inputs,
-        types=sorted(app.bulks) if app else [],
+        types={name: app.bulks[name].expected() for name in sorted(app.bulks)} if app else {},
         checked=table.checked if table else None,
         columns=table.columns if table else [],
         matches=table.matches if table else [],
+        previewed=(app.bulks[inputs["type"]].batch or PREVIEW) if table and table.checked and app else 0,
         forecast=forecast,
         error=error,
         is_checked=is_checked,
@@ -350,8 +351,8 @@ async def change_bulk(request: Request, conn: Conn, job_id: UUID) -> Response:
     """Run the remaining rows, or undo applied changes."""
     form: forms.Form = request.state.form
     if form.get("verb") == "confirm":
-        count = await jobs.confirm(conn, job_id=job_id)
-        return redirect(request, f"/bulks/{job_id}", flash=f"Confirmed {formatting.counted(count, 'task')}.")
+        await jobs.confirm(conn, job_id=job_id)
+        return redirect(request, f"/bulks/{job_id}", flash="Confirmed.")
     if form.get("verb") != "undo":
         raise Invalid("unknown action", code="invalid_verb")
     row = form.get("row")

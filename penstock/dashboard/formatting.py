@@ -90,6 +90,30 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
 
 
+def brief(params: Mapping[str, Any], most: int = 60) -> str:
+    """Format a job's params in a few words, without secrets: its texts, or its numbers if there are none."""
+    shown = {name: value for name, value in params.items() if not _SECRET.search(name)}
+    lists = (value if isinstance(value, list) else [value] for value in shown.values())
+    words = [
+        each for some in lists for each in cast("list[Any]", some)[:10] if isinstance(each, str) and each
+    ]
+    numbers = [f"{name} {value}" for name, value in shown.items() if isinstance(value, int | float)]
+    text = " ".join(", ".join(words or numbers).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def browser(user_agent: str | None) -> str:
+    """Name the browser and the system of a User-Agent header: Firefox 140 on Linux."""
+    found = re.search(r"(Edg|OPR|Chrome|Firefox|Version)/(\d+)", user_agent or "")
+    if user_agent is None or found is None:
+        return user_agent or "unknown"
+    # Other browsers name themselves after the one that they are built on.
+    own = re.search(r"(Edg|OPR)/(\d+)", user_agent) or found
+    name = {"Edg": "Edge", "OPR": "Opera", "Version": "Safari"}.get(own[1], own[1])
+    system = re.search(r"iPhone|iPad|Android|Windows|Macintosh|Linux", user_agent)
+    return f"{name} {own[2]}" + (f" on {system[0].replace('Macintosh', 'macOS')}" if system else "")
+
+
 def money(value: Decimal | None, currency: str = "") -> str:
     """Format an amount with two decimals, or with more if a small amount would otherwise read as zero."""
     if value is None:
@@ -98,6 +122,10 @@ def money(value: Decimal | None, currency: str = "") -> str:
     while places < 8 and value and abs(value) < Decimal(10) ** (1 - places):
         places += 1
     text = f"{value:,.{places}f}".replace("-", "−")
+    if places > 2:
+        # 0.05 rather than 0.050.
+        whole, _, part = text.partition(".")
+        text = f"{whole}.{part.rstrip('0').ljust(2, '0')}"
     return f"{text} {currency}" if currency else text
 
 

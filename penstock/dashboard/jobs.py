@@ -35,7 +35,7 @@ from penstock.dashboard.pages import (
     Page,
     render,
 )
-from penstock.dashboard.starts import can_run_again, types_of
+from penstock.dashboard.starts import can_run_again, can_start
 from penstock.errors import NotFound, PenstockError
 from penstock.types import Attempt, Job
 
@@ -101,9 +101,7 @@ async def list_jobs(
         names=await tenants.names(conn, ids=[job.tenant_id for job in shown]),
         costs=await costs.of_jobs(conn, job_ids=[job.id for job in shown]),
         before=before,
-        can_start=viewer.may_act()
-        and not request.app.state.settings.read_only
-        and bool(types_of(request.app.state.app)),
+        can_start=can_start(request, viewer),
         live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
 
@@ -246,6 +244,7 @@ async def show_task(
         files=files,
         operations=await operations.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         questions=await waits.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
+        cost=(await costs.of_tasks(conn, job_ids=[job_id], task_ids=[task_id])).get(task_id),
         chunks=await streams.latest(conn, job_id=job_id, task_id=task_id),
         lines=await logs.last(conn, job_id=job_id, task_id=task_id, limit=LOG_LINES),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),

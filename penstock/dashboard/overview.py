@@ -12,6 +12,7 @@ from penstock.contract import alerts, filters, jobs, overview, providers, tenant
 from penstock.dashboard import actors, formatting
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, render, url
 from penstock.dashboard.providers import limits_in_use
+from penstock.dashboard.starts import can_start
 from penstock.types import Alert, Overview, OverviewProblem, Provider
 
 router = APIRouter(route_class=Page)
@@ -46,6 +47,7 @@ async def show_overview(
         recent=recent,
         names=await tenants.names(conn, ids=[tenant_id] if tenant_id else [job.tenant_id for job in recent]),
         tenant_id=tenant_id,
+        can_start=can_start(request, viewer),
         live={"tenant": tenant_id},
     )
 
@@ -77,7 +79,7 @@ async def _todo(
         wait = formatting.plural(len(asked), "waits", "wait")
         items.append(
             Todo(
-                f"{_counted(len(asked), 'question')} of tasks {wait} for an answer",
+                f"{_counted(len(asked), 'question')} {wait} for an answer",
                 "Answer",
                 url(request, "/waits", filter=_within("status:open", tenant_id)),
                 is_action=True,
@@ -169,6 +171,8 @@ def _counted(count: int, noun: str) -> str:
 def _health(found: Overview) -> str:
     """Summarize the state in one sentence."""
     if found.problems:
+        if len(found.problems) == 1:
+            return formatting.sentence(found.problems[0].text)
         return f"{formatting.counted(len(found.problems), 'problem')}."
     if found.workers and found.workers.gone:
         return f"Running, but {formatting.counted(found.workers.gone, 'worker')} stopped responding."

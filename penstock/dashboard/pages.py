@@ -68,6 +68,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "plural": formatting.plural,
     "counted": formatting.counted,
     "sentence": formatting.sentence,
+    "brief": formatting.brief,
+    "browser": formatting.browser,
     "money": formatting.money,
     "duration": formatting.duration,
     "size": formatting.size,

@@ -21,6 +21,7 @@ from penstock.dashboard.pages import (
     Conn,
     CurrentViewer,
     Page,
+    Viewer,
     load_viewer,
     named_tenant,
     redirect,
@@ -63,6 +64,12 @@ class StartPage(Page):
 
 
 router = APIRouter(route_class=StartPage)
+
+
+def can_start(request: Request, viewer: Viewer) -> bool:
+    """Whether the viewer may start jobs of a type that this server knows."""
+    state = request.app.state
+    return viewer.may_act() and not state.settings.read_only and bool(types_of(state.app))
 
 
 def can_run_again(request: Request, job: Job) -> bool:

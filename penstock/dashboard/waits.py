@@ -66,5 +66,6 @@ async def answer_wait(request: Request, conn: Conn, wait_id: UUID) -> Response:
     wait = await waits.get(conn, wait_id=wait_id)
     payload = form_payload(wait.fields, form.get)
     await waits.answer(conn, wait_id=wait_id, option=form.get("option") or None, payload=payload)
-    flash = f"{wait.name}: {form.get('option') or 'answered'}."
+    option = form.get("option")
+    flash = f"Answered {wait.name}{f' with {option}' if option else ''}."
     return redirect(request, forms.local(form.get("next") or "/waits"), flash=flash)

@@ -237,11 +237,11 @@ class BulkType(Generic[T]):
                 key = key_of_row(row.data, self.key)
                 # Hashes need a tenth of the memory of keys.
                 first = None if key is None else keys.setdefault(hash(key), row.number)
-                if key is None:
+                if key is None and not any(each.column in self.key for each in problems):
                     columns = ", ".join(self.key)
                     text = f"the key is empty or longer than {MAX_KEY_LENGTH} characters: {columns}"
                     problems = [*problems, RowProblem(row.number, self.key[0], "no_key", text)]
-                elif first != row.number:
+                elif key is not None and first != row.number:
                     text = f"row {first} has the same key"
                     problems = [*problems, RowProblem(row.number, self.key[0], "duplicate_key", text)]
             yield row, None if problems else model, problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -245,6 +246,26 @@ def test_cron_expressions_are_described_in_describe_cron() -> None:
 
 def test_numbers_have_separators_and_counts_have_a_limit() -> None:
     assert formatting.number(500_001, 500_000) == "500,000+" and formatting.number(12345) == "12,345"
+
+
+def test_money_has_two_decimals_or_those_that_a_small_amount_needs() -> None:
+    shown = {"1.5": "1.50", "0.05": "0.05", "0.036": "0.036", "0.00010": "0.0001", "0.000099": "0.000099"}
+    assert {text: formatting.money(Decimal(text)) for text in shown} == shown
+
+
+def test_params_in_brief_hide_secrets_and_are_short() -> None:
+    params = {"title": "Otters", "api_key": "psk", "pages": ["one", 2, ""], "n": 3}
+    assert formatting.brief(params) == "Otters, one" and formatting.brief({"n": 3, "token": 1}) == "n 3"
+    assert len(formatting.brief({"text": "x" * 100})) == 60 and formatting.brief({}) == ""
+
+
+def test_browsers_have_names() -> None:
+    chrome = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/150.0.0.0 Safari/537.36"
+    assert formatting.browser(chrome) == "Chrome 150 on Linux"
+    assert formatting.browser(f"{chrome} Edg/150.0") == "Edge 150 on Linux"
+    safari = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) Version/18.0 Mobile/15E148 Safari/604.1"
+    assert formatting.browser(safari) == "Safari 18 on iPhone"
+    assert formatting.browser("curl/8.5") == "curl/8.5" and formatting.browser(None) == "unknown"
 
 
 def test_nouns_agree_with_their_count() -> None:

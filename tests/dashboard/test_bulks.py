@@ -175,6 +175,9 @@ def test_columns_with_other_names_are_matched_by_the_user(films: Any) -> None:
     given = {"type": "films", "rows": table, "name": "ideas.csv", "verb": "check"}
     page = member.post("/bulks/new", given).text
     assert "0 valid rows" in page and "Found columns" in page and "<code>Length (seconds)</code>" in page
+    # The missing column is named once, and its errors are folded away, one for each row.
+    assert "The table has no column <code>title</code>" in page and page.count("Field required") == 2
+    assert "<details><summary>Invalid rows" in page and "no_key" not in page
     # Names that look alike are suggested; nothing is used before the user agrees.
     assert (
         "<option selected>Film Title</option>" in page

@@ -76,6 +76,7 @@ def test_job_is_started_from_the_form_of_its_signature(press: Any) -> None:
     assert job["params"] == {"title": "Otters", "chapters": ["River", "Sea"], "copies": 2, "is_draft": True}
     assert job["tenant_id"] == press.acme and str(job["budget"]) == "2.50" and job["priority"] == 5
     assert press.db.execute("select count(*) as n from penstock.tasks")[0]["n"] == 2
+    assert '<span class="faint">Otters, River, Sea</span>' in member.get("/jobs").text
     # The same form again starts no second job; another content under its key is refused.
     assert (
         started(

@@ -73,9 +73,11 @@ def test_jobs_are_found_by_params_tags_and_words(conn: Any, tenant: Any) -> None
     )
     assert find(conn, "params.page.count", "12", "7") == {otters, swans}
     assert find(conn, "params.is_draft", "true") == {otters}
+    topics = start(conn, tenant, {"topics": ["red buses", {"no": "text"}, "trams"]}, type="other")
+    assert find(conn, "text", "buses") == find(conn, "params.topics", "trams") == {topics}
     assert find(conn, "text", "", "--") == set()
     start(conn, tenant, {}, type="other")
-    assert len({row["job_id"] for row in conn.execute("select job_id from penstock.job_terms")}) == 2
+    assert len({row["job_id"] for row in conn.execute("select job_id from penstock.job_terms")}) == 3
 
 
 def test_secrets_are_not_searched_and_large_params_are_cut(conn: Any, tenant: Any) -> None:

@@ -267,6 +267,9 @@
     return [data[0], ...data.slice(1).map((series) => series.map((value, index) => { sums[index] += value || 0; return sums[index]; }))];
   }
   // Seconds read best in the unit that fits them; other numbers get a k or an M.
+  // Steps of a time axis: 2 min or 5 min, not 200 s.
+  const SECONDS = [...[-5, -4, -3, -2, -1].flatMap((power) => [1, 2, 5].map((number) => Number(`${number}e${power}`))),
+    1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];
   function withUnit(value, unit) {
     const short = (number) => Number(number.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 8 });
     if (unit === "s") {
@@ -300,14 +303,14 @@
       entry.plot = new uPlot({
         width: canvas.clientWidth || 300,
         height: 150,
-        padding: [8, 8, 0, 0],
+        padding: [8, 18, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
         scales: { x: { range: (plot, low, high) => { const half = isStack && raw[0].length > 1 ? (raw[0][1] - raw[0][0]) / 2 : 0; return [low - half, high + half]; } }, y: { range: (plot, low, high) => [0, high > 0 ? Math.max(high * 1.08, figure.dataset.unit ? 0 : 4) : 1] } },
         axes: [
           { stroke: () => color("faint"), grid: { show: false }, ticks: { show: false }, font: "11px system-ui", size: 24, space: 60, values: isDays ? "{MM}-{DD}" : "{HH}:{mm}" },
           { stroke: () => color("faint"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 56, space: 32,
-            values: (plot, values) => values.map((value) => withUnit(value, figure.dataset.unit === "s" ? "s" : "")) },
+            ...(figure.dataset.unit === "s" ? { incrs: SECONDS } : {}), values: (plot, values) => values.map((value) => withUnit(value, figure.dataset.unit === "s" ? "s" : "")) },
         ],
         // The values of the legend show only while the pointer is on the chart.
         hooks: { setLegend: [(plot) => plot.root.classList.toggle("is-hovered", plot.cursor.idx !== null && plot.cursor.idx !== undefined && plot.cursor.left >= 0)] },

@@ -39,14 +39,20 @@ returns table (path text, value text) language sql immutable set search_path = p
       select o.key, o.value from jsonb_each(case when jsonb_typeof(t.value) = 'object' then t.value
         else '{}' end) as o limit 50) as e
     where jsonb_typeof(e.value) not in ('object', 'array', 'null')
+    union all
+    select t.key, e.value
+    from top t cross join lateral (
+      select a.value from jsonb_array_elements(case when jsonb_typeof(t.value) = 'array' then t.value
+        else '[]' end) as a limit 20) as e
+    where jsonb_typeof(e.value) not in ('object', 'array', 'null')
   )
   select lower(left(s.path, 100)), s.value #>> '{}' from scalars s
   where s.path !~* 'pass(word|wd|phrase)|secret|token|api_?key|authorization|credential|private_?key|cookie'
   limit 30
 $$;
 comment on function penstock._searchable_params(jsonb) is
-  'The params by which a job can be found: texts, numbers and booleans of the first two levels, at most 30, '
-  'without those whose name says that they are secret.';
+  'The params by which a job can be found: texts, numbers and booleans of the first two levels, also in lists, '
+  'at most 30, without those whose name says that they are secret.';
 
 create or replace function penstock._index_job(p_job penstock.jobs)
 returns void language sql set search_path = penstock, pg_temp as $$
