@@ -6,6 +6,7 @@ build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,11 @@ PAGES = ROOT / "build/pages"
 SITE = ROOT / "build/site"
 # Pages that do not live in docs/, by their name on the site.
 OTHERS = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+# Browsers neither fetch files for a page that is itself a file, nor run workers from them.
+_WORKER_OF_A_FILE = """window.Worker = class extends Worker {{
+  constructor() {{ super(URL.createObjectURL(new Blob([{source}], {{ type: "text/javascript" }}))); }}
+}};
+"""
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 
 
@@ -46,6 +52,7 @@ def main() -> int:
     if built.returncode:
         return built.returncode
     add_twins(config)
+    let_files_search(SITE)
     broken = list(broken_links(SITE))
     print("\n".join(broken) or f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
     return 1 if broken else 0
@@ -144,6 +151,19 @@ def _link_twin(twin: Path) -> None:
     foot = f'<p class="twin"><small><a href="{twin.name}">This page as Markdown</a></small></p>'
     html = html.replace("</head>", f"{head}</head>", 1).replace("</article>", f"{foot}</article>", 1)
     page.write_text(html)
+
+
+def let_files_search(site: Path) -> None:
+    """Let the search also work in pages that are opened as files, without a server."""
+    [worker] = (site / "assets/javascripts/workers").glob("search.*.js")
+    (site / "search.js").write_text(f"var __index = {(site / 'search.json').read_text()};\n")
+    offline = site / "assets/javascripts/offline.js"
+    offline.write_text(_WORKER_OF_A_FILE.format(source=json.dumps(worker.read_text())))
+    for page in site.rglob("*.html"):
+        way = os.path.relpath(offline, page.parent)
+        script = f'<script src="{way}"><\\/script>'
+        tag = f"<script>location.protocol === 'file:' && document.write('{script}')</script>"
+        page.write_text(page.read_text().replace("</head>", f"{tag}</head>", 1))
 
 
 def broken_links(site: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,20 @@ def test_the_site_is_built() -> None:
     # It works offline: nothing is loaded from another host.
     loaded = [page.name for page in built.rglob("*.html") if 'src="http' in page.read_text()]
     assert loaded == []
+    search_without_a_server(built / "guides/model.html")
+
+
+def search_without_a_server(page: Path) -> None:
+    """Open the page as a file in Chromium and search."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if not program:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        opened = browser.new_page()
+        opened.goto(page.as_uri())
+        opened.keyboard.press("Control+k")
+        opened.keyboard.type("idempotency key", delay=20)
+        opened.wait_for_selector('a[href*="glossary.html"], a[href*="sdk.html"], a[href*="api.html"] >> mark')
+        browser.close()

@@ -93,10 +93,8 @@ def sentence(text: str) -> str:
 def brief(params: Mapping[str, Any], most: int = 60) -> str:
     """Format a job's params in a few words, without secrets: its texts, or its numbers if there are none."""
     shown = {name: value for name, value in params.items() if not _SECRET.search(name)}
-    lists = (value if isinstance(value, list) else [value] for value in shown.values())
-    words = [
-        each for some in lists for each in cast("list[Any]", some)[:10] if isinstance(each, str) and each
-    ]
+    lists = [cast("list[Any]", each)[:10] if isinstance(each, list) else [each] for each in shown.values()]
+    words = [each for some in lists for each in some if isinstance(each, str) and each]
     numbers = [f"{name} {value}" for name, value in shown.items() if isinstance(value, int | float)]
     text = " ".join(", ".join(words or numbers).split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
