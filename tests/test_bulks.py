@@ -284,7 +284,7 @@ def test_check_needs_no_database() -> None:
         found = ideas.check(source)
     assert (found.rows, found.good) == (5, 1)
     assert [(each.line, each.column, each.code) for each in found.problems] == [
-        (3, "title", "missing"), (3, "title", "no_key"), (4, "seconds", "bad_value"),
+        (3, "title", "missing"), (4, "seconds", "bad_value"),
         (5, "title", "duplicate_key"), (6, "column_3", "too_many_cells"),
     ]  # fmt: skip
 

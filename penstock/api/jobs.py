@@ -86,7 +86,7 @@ class JobRequest(RequestModel):
         raise Invalid(
             f"unknown job type {self.type[:200]!r}: this server was started without an app",
             code="no_tasks",
-            hint="Name your app: penstock serve MODULE:APP. Or send the job's tasks.",
+            hint="To start jobs by type, name your app: penstock serve MODULE:APP",
             details={"field": "tasks"},
         )
 

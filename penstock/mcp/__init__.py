@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock import extras
+from penstock import __version__, extras
 from penstock.client import AsyncClient
 from penstock.errors import Invalid, Unauthenticated
 
@@ -93,6 +93,8 @@ def _key(headers: Mapping[str, str] | None) -> str:
 
 def _server(opening: tools.Opening, verbs: frozenset[str]) -> MCPServer[Any]:
     # Clients read the log level as theirs; the process logs to stderr.
-    server: MCPServer[Any] = MCPServer("penstock", instructions=INSTRUCTIONS, log_level="WARNING")
+    server: MCPServer[Any] = MCPServer(
+        "penstock", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING"
+    )
     tools.add_to(server, opening, verbs)
     return server

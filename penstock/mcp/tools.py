@@ -156,11 +156,12 @@ class Tools:
         return await self._ask(ctx, lambda client: client.jobs.forecast(type, params))
 
     async def get_job_cost(self, ctx: Asking, job_id: JobId) -> Answer:
-        """Get what a job cost so far, its budget, and a forecast of the rest."""
+        """Get what a job cost so far, its budget, and a forecast of the rest while it runs."""
 
         async def cost(client: AsyncClient) -> Any:
             found = await client.costs.of_job(job_id)
-            return {"cost": found, "rest": await client.jobs.forecast_rest(job_id)}
+            is_ended = (await client.jobs.get(job_id)).is_ended
+            return {"cost": found, "rest": None if is_ended else await client.jobs.forecast_rest(job_id)}
 
         return await self._ask(ctx, cost)
 
@@ -226,7 +227,7 @@ class Tools:
             async with self._opening(ctx) as client:
                 return bounded(await call(client))
         except PenstockError as error:
-            hint = f" {error.hint}" if error.hint else ""
+            hint = f". {error.hint}" if error.hint else ""
             raise ToolError(f"{error.code}: {error.message[:1000]}{hint[:500]}") from None
 
 

@@ -331,7 +331,8 @@ class App(Extensions):
         if job_type in self.bulks:
             hint = f"It is a bulk type: use `penstock bulk run {job_type} FILE` or POST /api/bulks/start."
         else:
-            names = sorted({*self.job_types, *self.tasks})
+            own = (name for name in self.tasks if name.rpartition(".")[0] not in self.bulks)
+            names = sorted({*self.job_types, *own})
             hint = f"The app has {', '.join(names)}." if names else "The app defines no tasks."
         message = f"unknown job type {job_type[:200]!r}"
         return Invalid(message, code="unknown_job_type", hint=hint, details={"field": "type"})

@@ -17,7 +17,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from penstock import mcp, testing
+from penstock import __version__, mcp, testing
 from penstock.errors import Invalid
 from penstock.mcp.answers import MAX_CHARACTERS, bounded
 from penstock.settings import Settings
@@ -101,6 +101,7 @@ async def test_a_model_starts_watches_and_explains_a_job(place: Place, how: str)
         heard.append((progress, message))
 
     async with connected(how, url, key, *mcp.VERBS) as client:
+        assert client.server_info and client.server_info.version == __version__
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == READS | {f"{verb}_job" for verb in mcp.VERBS}
         assert tools["cancel_job"].annotations.destructive_hint  # pyright: ignore
@@ -123,8 +124,10 @@ async def test_a_model_starts_watches_and_explains_a_job(place: Place, how: str)
         assert heard[-1] == (100, "completed")
         assert (await ask(client, "get_job", job_id=job))["job"]["status"] == "completed"
         assert (await ask(client, "forecast_job", type="many", params={"count": 5}))["tasks"] == 5
-        for tool in ("get_job_cost", "list_failed_attempts", "read_log"):
-            await ask(client, tool, job_id=job)
+        cost = await ask(client, "get_job_cost", job_id=job)
+        assert (cost["cost"]["cost"], cost["rest"]) == ("0", None)
+        for tool in ("list_failed_attempts", "read_log"):
+            assert await ask(client, tool, job_id=job) == []
         assert "plan" in await ask(client, "get_usage") and await ask(client, "get_costs") == []
         assert "unknown_job" in await ask(client, "cancel_job", job_id="00000000-0000-0000-0000-000000000000")
 
