@@ -49,9 +49,9 @@ def test_an_example_runs(name: str, db: testing.Database) -> None:
 def test_the_readmes_program_prints_its_job_and_nothing_else(db: testing.Database, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (tmp_path / "mysite.py").write_text(program)
+    (tmp_path / "animals.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "mysite.py"],
+        [sys.executable, "-X", "dev", "animals.py"],
         cwd=tmp_path,
         env={**os.environ, "DATABASE_URL": db.dsn},
         capture_output=True,
