@@ -5562,7 +5562,7 @@ function penstock._searchable_params(jsonb)
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 d75ba0d46d27595b71655b3af7013567
-  comment: The params by which a job can be found: texts, numbers and booleans of the first two levels, also in lists, at most 30, without those whose name says that they are secret.
+  comment: The params by which a job can be found: texts, numbers and booleans of the first two levels and of lists, at most 30, without those whose name says that they are secret.
 
 function penstock._session_is_live(penstock.sessions)
   arguments: p_session penstock.sessions

@@ -51,7 +51,7 @@ returns table (path text, value text) language sql immutable set search_path = p
   limit 30
 $$;
 comment on function penstock._searchable_params(jsonb) is
-  'The params by which a job can be found: texts, numbers and booleans of the first two levels, also in lists, '
+  'The params by which a job can be found: texts, numbers and booleans of the first two levels and of lists, '
   'at most 30, without those whose name says that they are secret.';
 
 create or replace function penstock._index_job(p_job penstock.jobs)
