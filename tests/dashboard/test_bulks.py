@@ -37,6 +37,7 @@ def test_table_can_be_checked_previewed_confirmed_exported_and_undone(
     given = {"type": "films", "rows": films.rows, "name": "ideas.csv", "preview": "1", "budget": "5"}
     page = " ".join(member.post("/bulks/new", {**given, "verb": "check"}).text.split())
     assert "7 valid rows" in page and "1 invalid" in page and "mayflies" in page and "seconds" in page
+    assert "Preview the first 5 of 7 rows" in page
     answer = member.post("/bulks/new", {**given, "verb": "start"})
     path = answer.headers["location"].removeprefix("/dashboard")
     assert len(file_reads) > 16 and not any(file_reads)  # in threads, so that the event loop stays free
@@ -44,12 +45,15 @@ def test_table_can_be_checked_previewed_confirmed_exported_and_undone(
     drain(films.films)
     page = member.get(path).text
     assert "after you confirm" in page and "/OTTERS.mp4" in page and "/SWANS.mp4" not in page
-    assert "Run the remaining " in member.get(f"{path}/confirm?verb=confirm").text
+    [remaining] = re.findall(r"Run the remaining (\d+ rows)…", page)
+    assert f"Run the remaining {remaining}?" in member.get(f"{path}/confirm?verb=confirm").text
     assert member.post(path, {"verb": "confirm"}).headers["location"] == f"/dashboard{path}"
     drain(films.films)
     page = " ".join(member.get(path).text.split())
     assert "ValueError" in page or "handler_error" in page
     assert "Retry 1…" in page and "ideas.csv" in page
+    # About rows: the tasks that load them are more.
+    assert "6 of 8 rows succeeded, 1 failed, 1 refused." in page
     rows = member.get(f"{path}?state=refused").text
     assert "mayflies" in rows and "otters" not in rows
     files: list[Any] = []
