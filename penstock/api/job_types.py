@@ -6,6 +6,7 @@ from fastapi import Request
 
 from penstock.api.routes import Conn, router
 from penstock.sdk.app import App
+from penstock.sdk.job_types import startable
 from penstock.types import StartableType
 
 routes = router("jobs")
@@ -20,10 +21,7 @@ async def list_job_types(request: Request, _: Conn) -> list[StartableType]:
 
 def types_of(app: App | None) -> list[str]:
     """The job types of the app, then its tasks; without the tasks that bulk types add."""
-    if app is None:
-        return []
-    own = [name for name in app.tasks if name.rpartition(".")[0] not in app.bulks]
-    return [*sorted(app.job_types), *sorted(name for name in own if name not in app.job_types)]
+    return startable(app.job_types, app.tasks, app.bulks) if app else []
 
 
 def described(app: App, name: str) -> StartableType:

@@ -47,7 +47,7 @@ from penstock.sdk.declaring import declare_types
 from penstock.sdk.engines import TaskOptions, mode_of
 from penstock.sdk.extensions import Extensions
 from penstock.sdk.graph import Drawn, Options
-from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
+from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator, startable
 from penstock.sdk.webhooks import Webhooks
 from penstock.settings import settings
 from penstock.storage import objects as storages
@@ -331,8 +331,7 @@ class App(Extensions):
         if job_type in self.bulks:
             hint = f"It is a bulk type: use `penstock bulk run {job_type} FILE` or POST /api/bulks/start."
         else:
-            own = (name for name in self.tasks if name.rpartition(".")[0] not in self.bulks)
-            names = sorted({*self.job_types, *own})
+            names = startable(self.job_types, self.tasks, self.bulks)
             hint = f"The app has {', '.join(names)}." if names else "The app defines no tasks."
         message = f"unknown job type {job_type[:200]!r}"
         return Invalid(message, code="unknown_job_type", hint=hint, details={"field": "type"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
@@ -297,3 +297,10 @@ def _references(value: Any) -> list[str]:
             return [key for item in cast("list[Any]", value) for key in _references(item)]
         case _:
             return []
+
+
+def startable(job_types: Iterable[str], kinds: Iterable[str], bulks: Iterable[str]) -> list[str]:
+    """What clients can start: the job types, then single tasks, without those that bulk types add."""
+    named, added_by = set(job_types), set(bulks)
+    own = {kind for kind in kinds if kind.rpartition(".")[0] not in added_by}
+    return [*sorted(named), *sorted(own - named)]
