@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from penstock.billing import events
+from penstock.billing import events, sync
+from penstock.billing.gateway import Fetched
 from penstock.contract import webhooks
 from penstock.postgres import db as dbs
 from penstock.sdk.webhooks import Webhooks, process, retry_due
 from penstock.settings import Settings
 from tests.sql.conftest import Contract
-from tests.test_cell_writes import stop_before
+from tests.test_cell_writes import freeze, stop_before
 from tests.test_cells import Pair, pair
 
 __all__ = ["pair"]
@@ -85,3 +87,13 @@ async def test_an_event_between_freeze_and_copy_is_applied_in_the_new_cell(
     assert pair.new.one("select status from penstock.subscriptions") == "active"
     assert pair.new.one("select plan from penstock.tenants where id = %s", pair.tenant) == "premium"
     assert pair.old.one("select count(*) from penstock.webhooks where tenant_id is not null") == 0
+
+
+async def test_a_comparison_with_stripe_skips_a_tenant_that_moves(pair: Pair) -> None:
+    """It goes on with the subscriptions of the other tenants."""
+    freeze(pair)
+    subscription = event("evt_1", pair, "active").payload["data"]["object"]
+    found = Fetched(subscription, datetime.now(UTC))
+    async with dbs.pool(pair.dbs[0].dsn) as pool:
+        assert not await sync._store(pool, found)
+    assert pair.old.one("select count(*) from penstock.subscriptions") == 0
