@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -107,6 +108,27 @@ def test_an_actor_gets_one_call_per_task_once_it_knows_the_handler(
     drain(app, concurrency=1)
     assert [job.result(timeout=5) for job in jobs] == [n * n for n in range(10)]
     assert calls == 12, "two calls start an actor: it is placed and imports the handler"
+
+
+@pytest.mark.slow
+async def test_a_worker_leaves_the_cluster_while_it_has_nothing_to_run_there(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B11/ray: the loss of the cluster's head ends every process that is connected to it."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray_actors, "IDLE_SECONDS", 0.0)
+    actors = ray_actors.RayActors()
+    try:
+        for n in (2, 3):
+            assert await actors.call(ray_workload.crush, ((n,), {}), None, {}) == n * n
+            assert ray.is_initialized()
+            while actors._leaving is None:  # noqa: ASYNC110 set by a timer of the loop
+                await asyncio.sleep(0)
+            await actors._leaving
+            assert not ray.is_initialized()
+            actors._leaving = None
+    finally:
+        actors.close()
 
 
 def test_a_worker_refuses_a_task_that_another_process_would_not_find(drain: testing.Drain) -> None:

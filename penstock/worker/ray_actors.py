@@ -46,6 +46,7 @@ class RayActors:
         self._connecting = asyncio.Lock()
         self._idle: list[_Actor] = []
         self._busy: set[_Actor] = set()
+        self._leaving: asyncio.Task[None] | None = None
 
     async def call(
         self, function: Callable[..., Any], arguments: Arguments, limit: float | None, resources: RayResources
@@ -120,8 +121,16 @@ class RayActors:
             if actor.uses == uses and actor in self._idle:
                 self._idle.remove(actor)
                 self._kill(ray, actor)
+                self._leaving = asyncio.create_task(self._leave_if_idle(), name="leave ray")
 
         asyncio.get_running_loop().call_later(IDLE_SECONDS, expire)
+
+    async def _leave_if_idle(self) -> None:
+        """Leave the cluster: if its head dies, Ray ends every process that is still connected."""
+        async with self._connecting:
+            if self._ray is not None and not self._busy and not self._idle:
+                ray, self._ray = self._ray, None
+                await asyncio.to_thread(ray.shutdown)
 
     def _kill(self, ray: Any, actor: _Actor) -> None:
         try:
