@@ -80,7 +80,7 @@ async function write(work) {
     })
   } catch (error) {
     if (!(error instanceof Problem)) throw error
-    await show(undefined, error.message)
+    await draw(undefined, error.message)
     return false
   }
   await show()
