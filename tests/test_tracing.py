@@ -15,6 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock import App, Context, Retry, settings, testing, tracing
 from penstock.contract import jobs
 from penstock.postgres import db as database
+from tests import workload
+from tests.conftest import Command
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -165,3 +167,14 @@ def test_a_callers_trace_is_continued(spans: InMemorySpanExporter) -> None:
         assert stored is not None and stored.split("-")[1] == PARENT.split("-")[1]
     (send,) = spans.get_finished_spans()
     assert send.parent is not None and f"{send.parent.span_id:016x}" == PARENT.split("-")[2]
+
+
+def test_a_start_from_the_command_line_is_traced(
+    penstock: Command, drain: testing.Drain, spans: InMemorySpanExporter
+) -> None:
+    drain.use(workload.app)
+    assert penstock("jobs", "start", "quick", "--app", "tests.workload:app").code == 0
+    drain(workload.app)
+    found = by_name(spans)
+    (sent,), (attempt,) = found["send quick"], found["process quick"]
+    assert [link.context.span_id for link in attempt.links] == [span_id(sent)]

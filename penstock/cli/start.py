@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from penstock import tracing
 from penstock.cli import logs as logs  # adds `jobs logs`
 from penstock.cli import output
 from penstock.cli.bulk_options import WatchOption
@@ -87,7 +88,10 @@ async def _start(pool: db.Pool, app: App, type: str, values: dict[str, Any], opt
     if drawn is None:
         raise app.unknown_type(type)
     options["result"] = drawn.result_option
-    return await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
+    with tracing.sending(type, options.get("traceparent")) as traceparent:
+        if traceparent is not None:
+            options["traceparent"] = traceparent
+        return await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
 
 
 async def _show(pool: db.Pool, job_id: UUID, is_watched: bool) -> None:
