@@ -189,7 +189,7 @@ class Server:
         folder = _fast_folder() / f"penstock-pytest-{os.getuid()}" / f"{major}-{digest}"
         self._cluster = embedded.Cluster(folder, programs, _SETTINGS)
         self._connection: db.SyncConnection | None = None
-        self._template: str | None = None
+        self._templates: dict[migrate.Own | None, str] = {}
 
     @property
     def folder(self) -> Path:
@@ -223,9 +223,9 @@ class Server:
         return name
 
     @contextmanager
-    def database(self) -> Generator[Database]:
-        """A new database with the schema and the tests' clock, dropped at the end."""
-        made = Database(self, self.create(self.template()))
+    def database(self, own: migrate.Own | None = None) -> Generator[Database]:
+        """A new database with the schema, the tests' clock and an app's own SQL, dropped at the end."""
+        made = Database(self, self.create(self.template(own)))
         try:
             yield made
             made.close()
@@ -236,15 +236,16 @@ class Server:
     def drop(self, name: str) -> None:
         self._admin(f"drop database if exists {name} with (force)")
 
-    def template(self) -> str:
-        """The name of a migrated template with the tests' clock, built once for each version of sql/."""
-        if self._template is None:
-            name = f"penstock_template_{self._digest()}"
+    def template(self, own: migrate.Own | None = None) -> str:
+        """The name of a migrated template with the tests' clock, built once for each version of its SQL."""
+        if own not in self._templates:
+            base = self.template() if own is not None else None
+            name = f"penstock_template_{self._digest(own)}"
             with self._cluster.starting():
                 if not self._exists(name):
-                    self._build(name)
-            self._template = name
-        return self._template
+                    self._build(name, base, own)
+            self._templates[own] = name
+        return self._templates[own]
 
     def connections(self, name: str) -> list[str]:
         """Open connections to a database, after waiting up to 3 seconds for closing ones."""
@@ -262,19 +263,23 @@ class Server:
                 collected = time.monotonic()
             time.sleep(0.005)
 
-    def _build(self, name: str) -> None:
+    def _build(self, name: str, base: str | None, own: migrate.Own | None) -> None:
         partial = f"{name}_new"
         self.drop(partial)
-        self._admin(f"create database {partial}")
-        migrate.migrate(self.dsn(partial))
-        with db.connect(self.dsn(partial)) as connection:
-            connection.execute(_CLOCK.encode())
-            connection.execute(_PLAN.encode())
+        self._admin(f"create database {partial}" + (f" template {base} strategy file_copy" if base else ""))
+        if own is not None:
+            migrate.migrate(self.dsn(partial), folder=own.folder, schema=own.schema)
+        else:
+            migrate.migrate(self.dsn(partial))
+            with db.connect(self.dsn(partial)) as connection:
+                connection.execute(_CLOCK.encode())
+                connection.execute(_PLAN.encode())
         self._admin(f"alter database {partial} rename to {name}")
 
-    def _digest(self) -> str:
-        source = migrate.read()
-        text = json.dumps([(f.name, f.sha256) for f in (*source.migrations, *source.code)]) + _CLOCK + _PLAN
+    def _digest(self, own: migrate.Own | None) -> str:
+        sources = [migrate.read(), *([migrate.read(own.folder, own.schema)] if own is not None else [])]
+        files = [(f.name, f.sha256) for source in sources for f in (*source.migrations, *source.code)]
+        text = json.dumps([files, own.schema if own is not None else None]) + _CLOCK + _PLAN
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _exists(self, name: str) -> bool:

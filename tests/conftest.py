@@ -13,6 +13,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from penstock.sources.delimited import Delimited
 from penstock.sources.source import Source
 
 pytest_plugins = ["pytester"]
+SLOW_FILE = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.slow\b", re.MULTILINE)
 
 # Importing the tests makes a million objects that stay: looking through them often takes a tenth of the CPU time.
 gc.set_threshold(20_000, 20, 20)
@@ -54,7 +56,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Do not even import a file that is slow as a whole, where slow tests are left out."""
     if config.getoption("markexpr") != "not slow" or not collection_path.match("test_*.py"):
         return None
-    return True if "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() else None
+    return True if SLOW_FILE.search(collection_path.read_text()) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -176,6 +178,16 @@ def _is_here(major: int) -> bool:
 @pytest.fixture(scope="session")
 def server(penstock_server: testing.Server) -> testing.Server:
     return penstock_server
+
+
+@pytest.fixture
+def penstock_db(
+    request: pytest.FixtureRequest, penstock_server: testing.Server
+) -> Iterator[testing.Database]:
+    """As the plugin's fixture; with the SQL of the app that a test is marked with."""
+    marker = request.node.get_closest_marker("own_sql")
+    with penstock_server.database(marker.args[0].own if marker else None) as database:
+        yield database
 
 
 @pytest.fixture(name="db")

@@ -114,7 +114,9 @@ def test_sql_does_not_decide_by_texts_for_people() -> None:
     """Reasons and messages are for people: what a function decides by has a column or a code of its own."""
     prose = re.compile(
         r"\w*(?:reason|message|sqlerrm)\w*\s+(?:not\s+)?(?:like|ilike|~)|reason = '[^']* [^']*'"
+        r"|\bp_reason\s*(?:=[^>]|<>|in\b|is (?:not )?distinct)"
     )
+    assert prose.search("if p_reason = _not_begun() then") and not prose.search("f(p_reason => p_reason)")
     assert [
         f"{name}: {found[0]}"
         for _, text in sql_files()

@@ -3159,7 +3159,7 @@ function penstock._check_queue_depth(penstock.endpoints, uuid, bigint)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f12f9e0378ff39e8f4c3ea0de2ce9f14
+  body: sha256 cf7de9010aa78460de6afdd7a72406c1
   comment: Rejects tasks that would exceed the tenant's share of an endpoint's queue: depth_limit divided by the number of tenants that wait, at least 1. Tells nothing of other tenants.
 
 function penstock._check_reservation(jsonb, text, text, double precision)
@@ -3429,7 +3429,7 @@ function penstock._count_start(penstock.jobs, integer, jsonb, jsonb)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e14d056b4cd69ef37f4b606bb4167e30
+  body: sha256 6405a1b581ce91d1388e4fefa05926b9
   comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
 
 function penstock._create_job(text, jsonb, jsonb)
@@ -7865,7 +7865,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f06c497d0af797b7c85d5ecc13ae3d09
+  body: sha256 6b2fd32a30da92c0788d6e2919ab671d
   comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 

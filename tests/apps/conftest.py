@@ -9,7 +9,6 @@ import pytest
 from penstock import testing
 from penstock.apps.notes.app import app
 from penstock.apps.notes.device import Store
-from penstock.postgres import migrate
 from tests.apps.notes_library import Library, join
 from tests.apps.notes_store import Ticking
 
@@ -17,9 +16,7 @@ from tests.apps.notes_store import Ticking
 @pytest.fixture(scope="session")
 def notes_db(penstock_server: testing.Server) -> Iterator[testing.Database]:
     """One database with the SQL of notes for all tests that use it, each with a user of its own."""
-    assert app.own is not None
-    with penstock_server.database() as database:
-        migrate.migrate(database.dsn, folder=app.own.folder, schema=app.own.schema)
+    with penstock_server.database(app.own) as database:
         yield database
 
 
@@ -30,9 +27,7 @@ def library(notes_db: testing.Database) -> Library:
 
 @pytest.fixture
 def own_library(db: testing.Database) -> Library:
-    """A library in a database of its own, for tests that change its clock or gates."""
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
+    """A library in a database of its own, for tests that change its clock or gates and are marked `own_sql`."""
     return join(db)
 
 

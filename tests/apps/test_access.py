@@ -87,8 +87,7 @@ class Site:
 
 @pytest.fixture(scope="module", params=APPS)
 def filled(request: pytest.FixtureRequest, server: testing.Server) -> Generator[Site]:
-    with server.database() as db:
-        APPS[request.param].migrate(db.dsn)
+    with server.database(APPS[request.param].own) as db:
         connection = db.keep_connection()
         sql = prepare(Contract(connection))
         clock = testing.Clock(db)

@@ -20,7 +20,6 @@ from penstock.apps.intake import cutover
 from penstock.apps.intake.app import app, finish_upload
 from penstock.contract import artifacts
 from penstock.errors import PenstockError, Unavailable
-from penstock.postgres import migrate
 from penstock.sdk import prompts as sdk_prompts
 from penstock.settings import Settings
 from penstock.storage import objects as storages
@@ -31,6 +30,8 @@ from tests.conftest import Eventually, running
 
 __all__ = ["api_settings"]
 
+pytestmark = pytest.mark.own_sql(app)
+
 PDF = "application/pdf"
 FUNCTION = "/functions/v1/shell-file-processor-v3"
 
@@ -39,8 +40,6 @@ FUNCTION = "/functions/v1/shell-file-processor-v3"
 def site(
     db: testing.Database, drain: testing.Drain, api_settings: Settings, eventually: Eventually
 ) -> Iterator[Site]:
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     drain.use(app)
     app.storage = storages.of(api_settings)
     with served(db, api_settings, eventually, app) as made:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from penstock.apps.intake.app import app
 from tests.api.conftest import api_settings
 from tests.api.rest.conftest import Site
 from tests.apps.test_intake import site
 
 __all__ = ["api_settings", "site"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_sql(app)]
 
 GROWING = {"shell_files", "shell_file_results", "usage_events", "audit_log", "tasks", "results", "attempts",
            "dead_letters", "accounts", "usage_warnings", "upload_addresses"}  # fmt: skip

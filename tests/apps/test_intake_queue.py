@@ -21,7 +21,7 @@ from tests.apps.test_intake import PDF, ask, begin, site, upload, used
 
 __all__ = ["api_settings", "node", "site"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_sql(app)]
 
 TYPES = [
     "fast_queue_security",

@@ -23,7 +23,7 @@ from tests.apps.test_intake_queue import call, rpc
 
 __all__ = ["api_settings", "node", "site"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_sql(app)]
 
 
 def rows(site: Site, path: str, by: str | None = None) -> list[dict[str, Any]]:

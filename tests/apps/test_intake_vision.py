@@ -21,6 +21,8 @@ from tests.apps import documents
 from tests.apps.test_intake import ask, site, status, upload, used
 from tests.apps.test_intake_surface import rows
 
+pytestmark = pytest.mark.own_sql(app)
+
 __all__ = ["api_settings", "site"]
 
 VISION = "google/vision-api"

@@ -12,10 +12,10 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from penstock import testing
-from penstock.apps.notes.app import SYNCED
+from penstock.apps.notes.app import SYNCED, app
 from tests.apps.notes_library import DENIED, KEY, Library, filled, join
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.own_sql(app)]
 
 
 def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(own_library: Library) -> None:

@@ -35,7 +35,6 @@ from penstock.apps.notes.device import (
 )
 from penstock.apps.notes.device import __main__ as terminal
 from penstock.contract import bulks, jobs
-from penstock.postgres import migrate
 from penstock.settings import Settings
 from penstock.simulator import Simulator
 from penstock.simulator.shield import MARKER
@@ -49,6 +48,7 @@ __all__ = ["api_settings", "node"]
 
 # Stripe's client passes the body to httpx in the old way.
 pytestmark = [
+    pytest.mark.own_sql(app),
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Use 'content=.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The '(timeout|verify)' parameter is deprecated:DeprecationWarning"),
@@ -75,8 +75,6 @@ def site(
     sim: Simulator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Site]:
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     drain.use(app)
     monkeypatch.setenv("NOTES_ANTHROPIC_URL", sim.anthropic_url)
     monkeypatch.setenv("PENSTOCK_SHIELD_URL", sim.shield_url)
@@ -729,8 +727,6 @@ def test_encrypted_text_is_nowhere_readable(
 
 async def test_two_devices_converge(db: testing.Database, drain: testing.Drain, tmp_path: Path) -> None:
     """The demo: two devices edit offline, converge, find ideas and export; the server has ciphertext only."""
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     drain.use(app)
     written = io.StringIO()
     assert await demo.run(tmp_path, 6, Console(file=written, width=200)), written.getvalue()

@@ -10,9 +10,10 @@ import psycopg
 import pytest
 
 from penstock import testing
+from penstock.apps.notes.app import app
 from tests.apps.notes_library import DENIED, KEY, Library, join
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.own_sql(app)]
 
 
 def test_key_blob_is_stored_only_after_a_fresh_sign_in(library: Library) -> None:

@@ -121,14 +121,8 @@ class Place:
 @pytest.fixture(scope="module")
 def slides_db(penstock_server: testing.Server) -> Iterator[testing.Database]:
     """One database with the app's own SQL for all tests of this file: each has a tenant of its own."""
-    database = testing.Database(penstock_server, penstock_server.create(penstock_server.template()))
-    assert app.own is not None
-    try:
-        migrate.migrate(database.dsn, folder=app.own.folder, schema=app.own.schema)
+    with penstock_server.database(app.own) as database:
         yield database
-        database.close()
-    finally:
-        penstock_server.drop(database.name)
 
 
 @pytest.fixture

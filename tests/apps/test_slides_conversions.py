@@ -19,14 +19,13 @@ from penstock.apps.slides.app import app, told
 from penstock.apps.slides.settings import Settings
 from penstock.errors import Invalid
 from penstock.postgres import db as database
-from penstock.postgres import migrate
 from penstock.sdk import webhooks
 from penstock.simulator import config
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
 from penstock.worker.reconcile import Reconcile
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.own_sql(app)]
 
 KEY = {"Authorization": "Bearer simulated"}
 UNFINISHED = "select 1 from penstock.jobs where type like 'thumbnail%' and finished_at is null"
@@ -37,8 +36,6 @@ def slides(
     db: testing.Database, drain: testing.Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> testing.Database:
     """The app and its own SQL on the test's database, with a folder for its files."""
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     drain.use(app)
     app.storage = Folder(tmp_path / "files", b"s" * 32)
     monkeypatch.setenv("CLOUDCONVERT_API_KEY", "simulated")

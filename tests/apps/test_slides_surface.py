@@ -14,7 +14,6 @@ import pytest
 from penstock import testing
 from penstock.apps.slides import samples
 from penstock.apps.slides.app import app
-from penstock.postgres import migrate
 from penstock.settings import Settings
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage import objects as storages
@@ -25,7 +24,7 @@ from tests.test_containers import archive
 
 __all__ = ["api_settings"]
 
-pytestmark = pytest.mark.every_postgres
+pytestmark = [pytest.mark.every_postgres, pytest.mark.own_sql(app)]
 
 
 @pytest.fixture
@@ -36,8 +35,6 @@ def site(
     eventually: Eventually,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Site]:
-    assert app.own is not None
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     monkeypatch.setenv("CLOUDCONVERT_WEBHOOK_SECRET", SECRET)
     drain.use(app)
     app.storage = storages.of(api_settings)

@@ -21,7 +21,6 @@ from penstock import Worker, simulator, sources, testing
 from penstock.apps.video_ideas import films, scripts
 from penstock.apps.video_ideas.app import app, video_ideas
 from penstock.contract import bulks, costs, providers
-from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
 from penstock.postgres.migrate.statements import split
 from penstock.settings import Settings
@@ -29,6 +28,9 @@ from penstock.sheets import GoogleSheet, Sheets
 from penstock.storage.objects import Folder
 from tests.api.conftest import running, settings_on
 from tests.test_sheets import Hand
+
+pytestmark = pytest.mark.own_sql(app)
+
 
 IDEAS = Path(__file__).parents[2] / "examples/ideas.csv"
 DENIED = "42501"
@@ -54,9 +56,6 @@ def files(
     db: testing.Database, drain: testing.Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Folder:
     """The app and its own SQL on the test's database, with a folder for its files."""
-    assert app.own is not None
-    # Not app.migrate: that would also bring back the real clock.
-    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     drain.use(app)
     monkeypatch.delenv("VIDEO_IDEAS_URLS", raising=False)
     app.storage = Folder(tmp_path / "files", b"s" * 32)

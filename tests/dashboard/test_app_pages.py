@@ -15,12 +15,13 @@ from psycopg.types.json import Jsonb
 from penstock import App, Invalid, PageAction, api, dashboard
 from tests.bookshelf.app import make_app
 
+pytestmark = pytest.mark.own_sql(make_app())
+
 
 @pytest.fixture
 def shelf(db: Any, dashboard_settings: Any, beside: Any) -> Iterator[Any]:
     """The dashboard of an app with pages, two tenants and a loan of each."""
     app = make_app()
-    app.migrate(db.dsn)
     made = api.create(dashboard_settings, app)
     dashboard.mount(made)
     with TestClient(made) as client:

@@ -13,6 +13,9 @@ from psycopg.types.json import Jsonb
 from penstock import api, dashboard
 from penstock.apps.intake.app import app
 
+pytestmark = pytest.mark.own_sql(app)
+
+
 FACT = {"kind": "measurement", "name": "Potassium", "value": "4.2", "unit": "mmol/L", "date": None,
         "is_verified": True, "places": [{"page": 1, "box": [0.1, 0.2, 0.5, 0.22], "line": 1}]}  # fmt: skip
 FILES = {
@@ -30,7 +33,6 @@ FILES = {
 @pytest.fixture
 def intake(db: Any, dashboard_settings: Any, beside: Any) -> Iterator[Any]:
     """The dashboard of the intake, and a tenant with a file in each state."""
-    app.migrate(db.dsn)
     made = api.create(dashboard_settings, app)
     dashboard.mount(made)
     with TestClient(made) as client:

@@ -16,11 +16,12 @@ from penstock import api, dashboard
 from penstock.apps.notes.app import app
 from tests.dashboard.conftest import SECRET, Site
 
+pytestmark = pytest.mark.own_sql(app)
+
 
 @pytest.fixture
 def site(db: Any, dashboard_settings: Any) -> Iterator[Site]:
     """The dashboard of the notes app."""
-    app.migrate(db.dsn)
     made = api.create(dashboard_settings, app)
     dashboard.mount(made)
     with TestClient(made) as client:

@@ -16,13 +16,15 @@ from penstock import api, dashboard, testing
 from penstock.apps.slides.app import app as slides
 from penstock.billing import check_checkout_url
 from penstock.errors import Unavailable
-from penstock.postgres import migrate
 from penstock.settings import Settings
 from penstock.simulator import Simulator
 from tests.test_billing import KEY, simulated
 
 # Stripe's client passes the body to httpx in the old way.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Use 'content=.*:DeprecationWarning"),
+    pytest.mark.own_sql(slides),
+]
 
 CHECKOUT = "/app/quota/checkout"
 
@@ -74,8 +76,6 @@ class Shop:
 def opened(db: testing.Database, settings: Settings, sim: Simulator) -> Iterator[Shop]:
     import tests.dashboard.conftest as own
 
-    assert slides.own is not None
-    migrate.migrate(db.dsn, folder=slides.own.folder, schema=slides.own.schema)
     made = api.create(settings, slides)
     dashboard.mount(made)
     with TestClient(made) as client:

@@ -583,7 +583,7 @@ class TestBackpressure:
                 own.start(calls(1))
             assert refusal.details == {"code": "queue_full", "provider": NAME, "waiting": waiting}
             assert refusal.message == (
-                f"{waiting} tasks of this tenant wait for {NAME}: 1 more exceed its share of the queue"
+                f"{waiting} tasks of this tenant wait for {NAME}: 1 more would exceed its share of the queue"
             )
         sql.start(calls(2))
         sql.drain()

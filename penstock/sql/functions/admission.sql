@@ -103,7 +103,7 @@ begin
       where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id
       limit 10 * p_endpoint.depth_limit::bigint) as x;
     perform _refuse(429, 'queue_full',
-      format('%s tasks of this tenant wait for %s: %s more exceed its share of the queue',
+      format('%s tasks of this tenant wait for %s: %s more would exceed its share of the queue',
         v_waiting, p_endpoint.name, p_more),
       jsonb_build_object('provider', p_endpoint.name, 'waiting', v_waiting));
   end if;

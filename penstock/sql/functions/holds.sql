@@ -59,7 +59,7 @@ begin
     if v_account.used + v_account.held + v_need > v_limit.amount and v_need > 0 then
       if v_limit.mode = 'enforce' then
         perform _refuse(429, 'quota_exceeded',
-          format('%s of %s %s are used or reserved: %s more exceed the quota',
+          format('%s of %s %s are used or reserved: %s more would exceed the quota',
             v_account.used + v_account.held, v_limit.amount, v_limit.meter, v_need),
           jsonb_build_object('meter', v_limit.meter, 'used', v_account.used, 'held', v_account.held,
             'limit', v_limit.amount,
@@ -112,7 +112,7 @@ begin
     v_account := _lock_account(p_job.tenant_id, null, v_limit.meter, v_limit.period, true);
     continue when v_more = 0;
     if v_account.used + v_account.held + v_more > v_limit.amount and v_limit.mode = 'enforce' then
-      perform _refuse(429, 'quota_exceeded', format('%s of %s %s are used: %s more exceed the quota',
+      perform _refuse(429, 'quota_exceeded', format('%s of %s %s are used: %s more would exceed the quota',
           v_account.used + v_account.held, v_limit.amount, v_limit.meter, v_more),
         jsonb_build_object('meter', v_limit.meter, 'used', v_account.used, 'held', v_account.held,
           'limit', v_limit.amount,
