@@ -64,6 +64,8 @@ UVICORN_OPTIONS: dict[str, Any] = {
     "log_config": None,
     "server_header": False,
     "timeout_keep_alive": 30,
+    # Not httptools, even if it is installed: uvicorn limits the size of headers with h11 only.
+    "http": "h11",
     "h11_max_incomplete_event_size": 32 << 10,
 }
 

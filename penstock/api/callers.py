@@ -12,7 +12,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -253,31 +253,35 @@ class Callers:
         is used up.
         """
         calls = self._calls(caller, read_only, is_export)
-        async with self._share(caller, is_export), db.connection(calls) as conn:
+        async with self._share(caller, calls, is_export), db.connection(calls) as conn:
             yield conn
 
-    @asynccontextmanager
-    async def calling(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Database]:
+    def calling(
+        self, caller: Caller, *, read_only: bool = False
+    ) -> AbstractAsyncContextManager[db.PoolWithSetup]:
         """What makes each statement a transaction as this caller, in one message to the database.
 
         For handlers with one statement: the caller's key is checked with it, not before. Otherwise as
         `acting`.
         """
-        async with self._share(caller):
-            yield self._calls(caller, read_only)
+        return self._share(caller, self._calls(caller, read_only))
 
     @asynccontextmanager
-    async def _share(self, caller: Caller, is_export: bool = False) -> AsyncGenerator[None]:
+    async def _share(
+        self, caller: Caller, calls: db.PoolWithSetup, is_export: bool = False
+    ) -> AsyncGenerator[db.PoolWithSetup]:
+        """The calls of this caller, within the share of its tenant."""
         if caller.role == "service_role":
-            yield
+            yield calls
             return
         shares = self.exports if is_export else self.connections
         with self.counting(caller):
-            async with (
-                shares.take(caller.share, caller.name),
-                _limited(self._export_seconds if is_export else None),
-            ):
-                yield
+            await shares.acquire(caller.share, caller.name)
+            try:
+                async with _limited(self._export_seconds) if is_export else nullcontext():
+                    yield calls
+            finally:
+                shares.release(caller.share, caller.name)
 
     def _calls(self, caller: Caller, read_only: bool, is_export: bool = False) -> db.PoolWithSetup:
         """Transactions as this caller."""
@@ -405,13 +409,11 @@ def _as_caller(
 
 
 @asynccontextmanager
-async def _limited(seconds: float | None) -> AsyncGenerator[None]:
+async def _limited(seconds: float) -> AsyncGenerator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        if seconds is None:
-            raise
         raise TimedOut(f"the export did not end within {seconds:g} seconds") from None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, cast
 from uuid import UUID
 
+import pydantic_core
 from fastapi import Body, Header, Path, Query, Request, Response
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from penstock import tracing
 from penstock.api.artifacts import ArtifactResponse, linked, storage_of
@@ -25,11 +26,12 @@ from penstock.api.pages import (
     filter_query,
     page,
 )
-from penstock.api.routes import Calls, Conn, Route, StartRoute, StatementRoute, router, tag_of
+from penstock.api.routes import Calls, Conn, DirectRoute, Route, StartRoute, router, tag_of
 from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid, NotFound
 from penstock.sdk.app import App
 from penstock.types import (
+    Artifact,
     Attempt,
     Explanation,
     Forecast,
@@ -48,6 +50,8 @@ TASKS_PER_REQUEST = 20
 """Drawn tasks that count as one request."""
 
 MAX_INLINE_RESULT = 64 * 1024
+
+_ARTIFACTS = TypeAdapter(list[Artifact])
 
 TaskId = Annotated[int, Path(ge=1, le=LARGEST)]
 AttemptCursor = Annotated[
@@ -181,6 +185,24 @@ class JobDetail(JobResponse):
     )
     result_url: str | None = Field(description="Path of the whole result, once the job has completed.")
 
+    @classmethod
+    async def read(cls, request: Request, document: dict[str, Any]) -> JobDetail:
+        """Convert the result of get_job_detail to the field names of the API, and sign the files' URLs."""
+        progress = document["progress"]
+        progress |= {
+            "docsComplete": progress["docs_complete"],
+            "docsTotal": progress["docs_total"],
+            "phases": progress["phases"] or (),
+        }
+        is_completed = document["status"] == "completed"
+        return cls.model_validate(
+            document
+            | {
+                "artifacts": await linked(request, _ARTIFACTS.validate_python(document["artifacts"])),
+                "result_url": f"/api/jobs/{document['id']}/result" if is_completed else None,
+            }
+        )
+
 
 class JobResult(BaseModel):
     """The result of a job."""
@@ -228,7 +250,7 @@ class TaskIds(BaseModel):
 routes = router("jobs")
 forecast_routes = router("jobs", DrawingRoute)
 start_routes = router("jobs", StartJobRoute)
-read_routes = router("jobs", StatementRoute)
+read_routes = router("jobs", DirectRoute)
 
 
 @start_routes.post("/jobs/start", status_code=201)
@@ -276,21 +298,16 @@ async def list_jobs(
     return page([JobResponse.of(job) for job in found], limit, lambda job: job.id)
 
 
-@read_routes.get("/jobs/{job_id:uuid}")
-async def get_job(request: Request, response: Response, conn: Calls, job_id: UUID) -> JobDetail:
+@read_routes.get("/jobs/{job_id:uuid}", response_model=JobDetail)
+async def get_job(request: Request, calls: Calls, job_id: UUID) -> Response:
     """Get a job with its progress, files and result."""
-    found = await jobs.get(conn, job_id=job_id)
-    job = JobResponse.of(found)
-    files = await artifacts.list(conn, job_id=job_id, limit=MAX_PER_PAGE)
-    # Excludes the URLs, which differ each time.
-    response.headers["ETag"] = tag_of(f"{job.model_dump_json()} {[file.id for file in files]}".encode())
-    is_completed = found.status == "completed"
-    return JobDetail(
-        **dict(job),
-        artifacts=await linked(request, files),
-        result=await jobs.result(conn, job_id=job_id, max_bytes=MAX_INLINE_RESULT) if is_completed else None,
-        result_url=f"/api/jobs/{job_id}/result" if is_completed else None,
+    found = await jobs.detail(
+        calls, job_id=job_id, max_artifacts=MAX_PER_PAGE, max_result_bytes=MAX_INLINE_RESULT
     )
+    job = await JobDetail.read(request, pydantic_core.from_json(found))
+    # Excludes the URLs, which differ each time.
+    headers = {"ETag": tag_of(found.encode())}
+    return Response(job.model_dump_json(), headers=headers, media_type="application/json")
 
 
 @routes.get("/jobs/{job_id:uuid}/result")

@@ -132,7 +132,7 @@ class Route(APIRoute):
             self.openapi_extra = _IDEMPOTENT
 
     def get_route_handler(self) -> Handler:
-        handle = super().get_route_handler()
+        handle = self.handler()
 
         async def answer(request: Request) -> Response:
             callers: Callers = request.app.state.callers
@@ -163,6 +163,10 @@ class Route(APIRoute):
                 return await self._once(conn, key, again, body, handle)
 
         return answer
+
+    def handler(self) -> Handler:
+        """What answers the request once the caller and its database are known: by default FastAPI."""
+        return super().get_route_handler()
 
     async def prepare(self, request: Request, sent: Any) -> None:
         """Called with the parsed body before the transaction, for what takes long."""
@@ -270,10 +274,20 @@ class StartRoute(Route):
     is_key_passed_on = True
 
 
-class StatementRoute(Route):
-    """A route whose handler makes one statement, or a few that need no common transaction."""
+class DirectRoute(Route):
+    """A route whose handler makes one statement, or a few that need no common transaction.
+
+    It takes the request, its database and the converted parts of the path, and returns the response itself:
+    FastAPI resolves no other parameters for it, which takes as long as such a handler.
+    """
 
     has_one_statement = True
+
+    def handler(self) -> Handler:
+        async def handle(request: Request) -> Response:
+            return await self.endpoint(request, request.state.conn, **request.path_params)
+
+        return handle
 
 
 class SecretRoute(AdminRoute):

@@ -52,11 +52,11 @@ class Shares:
     @asynccontextmanager
     async def take(self, tenant: str, caller: str) -> AsyncGenerator[None]:
         """Hold a slot. Raises Limited if the tenant or caller has used up its share."""
-        await self._acquire(tenant, caller)
+        await self.acquire(tenant, caller)
         try:
             yield
         finally:
-            self._release(tenant, caller)
+            self.release(tenant, caller)
 
     def held(self, tenant: str) -> int:
         """The number of slots that a tenant holds."""
@@ -66,7 +66,8 @@ class Shares:
         """The number of requests of a tenant that wait for a slot."""
         return len(self._queues.get(tenant, ()))
 
-    async def _acquire(self, tenant: str, caller: str) -> None:
+    async def acquire(self, tenant: str, caller: str) -> None:
+        """Take a slot, to be given back by `release`."""
         if tenant not in self._queues and self._is_free(tenant, caller):
             self._grant(tenant, caller)
             return
@@ -101,7 +102,8 @@ class Shares:
         self._by_tenant[tenant] += 1
         self._by_caller[caller] += 1
 
-    def _release(self, tenant: str, caller: str) -> None:
+    def release(self, tenant: str, caller: str) -> None:
+        """Give a slot back."""
         self._used -= 1
         for counts, name in ((self._by_tenant, tenant), (self._by_caller, caller)):
             counts[name] -= 1
@@ -112,7 +114,7 @@ class Shares:
     def _leave(self, tenant: str, waiter: _Waiter) -> None:
         """End a wait without using the slot, which may have been granted just now."""
         if waiter.granted.done() and not waiter.granted.cancelled():
-            self._release(tenant, waiter.caller)
+            self.release(tenant, waiter.caller)
         elif queue := self._queues.get(tenant):
             if waiter in queue:
                 queue.remove(waiter)

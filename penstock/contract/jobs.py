@@ -49,6 +49,7 @@ select id, tenant_id, type, status, status_reason, params, priority, created_by,
   started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled,
   docs_complete, docs_total, title, tags
 from penstock.job_list where """
+_DETAIL: LiteralString = "select penstock.get_job_detail(%s, %s, %s)::text"
 _TASKS: LiteralString = """\
 select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priority, attempt, retry_count,
   created_at, started_at, finished_at, worker_id, fraction, message, error_code, error_message, input, output
@@ -242,6 +243,12 @@ async def add_tasks(
 async def get(database: db.Database, *, job_id: UUID) -> Job:
     """A job with its progress."""
     return Job.read(await db.value(database, "get_job", p_job_id=job_id))
+
+
+async def detail(database: db.Database, *, job_id: UUID, max_artifacts: int, max_result_bytes: int) -> str:
+    """A job with its progress, its first files and its result: the JSON of `get_job_detail`."""
+    [(text,)] = await db.rows(database, _DETAIL, (job_id, max_artifacts, max_result_bytes))
+    return text
 
 
 async def list(

@@ -68,11 +68,14 @@ class PoolWithSetup:
         row_factory: AsyncRowFactory[T],
     ) -> list[T]:
         """The rows of the statement; those of the setup are not read."""
-        async with self.pool.connection() as conn:
+        # Not `pool.connection()`, whose COMMIT would end no transaction: the message is one of its own.
+        conn = await self.pool.getconn()
+        try:
             cursor = psycopg.AsyncClientCursor(conn, row_factory=row_factory)
             parts = (cursor.mogrify(self.setup, self.values), cursor.mogrify(statement, arguments))
             begin = "set transaction read only; " if self.read_only else ""
             await cursor.execute((begin + "; ".join(parts)).encode(conn.info.encoding))
-            while cursor.nextset():
-                pass
+            await cursor.set_result(-1)
             return await cursor.fetchall()
+        finally:
+            await self.pool.putconn(conn)

@@ -29,7 +29,7 @@ grant execute on function
   penstock.my_admin_tenants(),
   penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
-  penstock.job_result(uuid, integer),
+  penstock.get_job_detail(uuid, integer, integer), penstock.job_result(uuid, integer),
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text),
   penstock.retry_job(uuid), penstock.confirm_job(uuid), penstock.answer_wait(uuid, text, jsonb),
   penstock.cancel_operation(uuid), penstock.reconcile_operations(uuid),

@@ -5151,7 +5151,7 @@ function penstock._redact(text)
   returns: text
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 df0654adafada10218d80bac848a6060
+  body: sha256 cb883b9433ae50dfaf49bc653cbc9ca6
   comment: Replaces credentials by [redacted]: keys, tokens, passwords, Authorization headers and cookies, the password and the query string of URLs and connection strings.
 
 function penstock._redact_document(jsonb)
@@ -6959,8 +6959,18 @@ function penstock.get_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 2fbc5dbcb3db875a674115f750e464ce
+  body: sha256 d51f23878e183487e3b80ea8101fa7cf
   comment: A job with its progress (percent, phase, done, total, message, eta_seconds, phases).
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.get_job_detail(uuid, integer, integer)
+  arguments: p_job_id uuid, p_max_artifacts integer DEFAULT 200, p_max_result_bytes integer DEFAULT 65536
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: enable_seqscan=off, search_path=penstock, pg_temp
+  body: sha256 d80c108758fa2c6b71d01aff7cdfbce5
+  comment: A job as get_job returns it, with its first files (artifacts) and its result as job_result returns it.
   grant to authenticated: execute
   grant to service_role: execute
 

@@ -99,6 +99,7 @@ FUNCTIONS: dict[str, Call] = {
     "forecast_job": Call("member", "PT403", {"p_type": "t", "p_tasks": TASKS, **CHOSEN}),
     "get_bulk": Call("viewer", "PT404", OF_JOB, about={"job_id": "bulk_id"}),
     "get_job": Call("viewer", "PT404", OF_JOB),
+    "get_job_detail": Call("viewer", "PT404", OF_JOB),
     "job_result": Call("viewer", "PT404", OF_JOB),
     "get_usage_status": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "job_graph": Call("viewer", "PT404", OF_JOB),

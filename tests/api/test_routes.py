@@ -243,6 +243,19 @@ class TestPages:
 
 
 @pytest.mark.shared_world
+def test_job_reads_the_same_alone_and_in_a_list(world: World, ann: Person) -> None:
+    """A job read alone comes from a document of the database, a list from rows: times have one form."""
+    job_id = start(world, ann)
+    alone = world.client.get(f"/api/jobs/{job_id}", headers=ann.headers).json()
+    [listed] = world.client.get(f"/api/jobs?filter=id:{job_id}", headers=ann.headers).json()["items"]
+    assert alone.keys() - listed.keys() == {"artifacts", "result", "result_url"}
+    only_alone = {"phases", "running", "waiting", "message", "eta_seconds"}
+    for name in only_alone:
+        del alone["progress"][name], listed["progress"][name]
+    assert {name: alone[name] for name in listed} == listed
+
+
+@pytest.mark.shared_world
 class TestTags:
     def test_unchanged_response_is_304(self, world: World, ann: Person) -> None:
         url = f"/api/jobs/{start(world, ann)}"

@@ -8,10 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
 from penstock import server, settings, testing
 from penstock.cli import execute
@@ -171,3 +174,12 @@ def test_cli_creates_lists_and_revokes_keys(
     assert db.execute("select revoked_at is not null as gone from penstock.api_keys") == [{"gone": True}]
     assert execute(["keys", "revoke", "nonsense", "--yes"]) == 2
     settings.settings.cache_clear()
+
+
+def test_http_parser_limits_headers_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uvicorn prefers httptools, with which a client may send headers of any size."""
+    monkeypatch.setitem(sys.modules, "httptools", ModuleType("httptools"))
+    monkeypatch.delitem(sys.modules, "uvicorn.protocols.http.auto", raising=False)
+    config = uvicorn.Config(FastAPI(), **server.UVICORN_OPTIONS)
+    config.load()
+    assert config.http_protocol_class.__name__ == "H11Protocol"

@@ -331,8 +331,9 @@ class TestCalls:
         found = scans(big.sql, f"select * from penstock.{figures}()", avoid_tables=True)
         assert big.large & set(found) == set()
 
-    def test_get_job(self, big: Big) -> None:
-        self.small(big, 60, "select penstock.get_job(%s)", big.job)
+    @pytest.mark.parametrize("function", ["get_job", "get_job_detail"])
+    def test_get_job(self, big: Big, function: str) -> None:
+        self.small(big, 60, f"select penstock.{function}(%s)", big.job)
 
     @pytest.mark.parametrize("verb", ["pause_job", "cancel_job"])
     def test_stopping_a_job(self, big: Big, verb: str) -> None:
@@ -499,6 +500,7 @@ YOUNG_CALLS = [
     """open_job('report', '{}', '{"tenant_id": "TENANT", "idempotency_key": "x"}')""",
     """add_tasks('JOB', '[{"kind": "work"}]')""",
     "get_job('JOB')",
+    "get_job_detail('JOB')",
 ]
 
 

@@ -39,6 +39,8 @@ SECRETS: list[tuple[str, str]] = [
     ("session pss_0123456789abcdef0123456789abcdef has ended", "0123456789abcdef"),
     ("https://x.org/invite/psi_0123456789abcdef0123456789abcdef", "0123456789abcdef"),
     ("signed with whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "GKYqrTwj"),
+    ("stripe refused rk_live_0123456789abcdef", "0123456789abcdef"),
+    ("cannot unlock it, passphrase=hunter2", "hunter2"),
     ("aws AKIAIOSFODNN7EXAMPLE", "IOSFODNN7"),
     (f"token {JWT} has expired", "c2lnbmF0dXJl"),
     ("ghp_abcdefghijklmnopqrstuvwxyz0123456789", "klmnop"),

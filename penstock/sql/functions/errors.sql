@@ -98,9 +98,10 @@ declare
   c_is constant text := $r$["'\\]*[ \t]*(?:=>?|:)[ \t]*[["'\\(]*$r$;
   v_text text := p_text;
 begin
-  -- Most errors contain none of this, and the patterns below cost more.
-  if v_text is null or v_text !~* ('://|key|token|secret|passw|pwd|auth|cookie|bearer|basic |credential'
-    || '|signature|sk[-_]|ps[ski]_|whsec_|eyJ|AKIA|gh[pousr]_|github_pat_|xox|AIza|ya29|private') then
+  -- Each pattern below needs one of these. Most errors contain none, and the patterns cost more.
+  if v_text is null or v_text !~* ('://|key|token|secret|passw|passphrase|pwd|authorization|cookie|bearer'
+    || '|basic|credential|signature|[sr]k[-_]|ps[ski]_|whsec_|eyJ|AKIA|gh[pousr]_|github_pat_|xox|AIza|ya29'
+    || '|private') then
     return v_text;
   end if;
   v_text := regexp_replace(v_text, '-----BEGIN[^-]*?PRIVATE KEY-----.*?-----END[^-]*?-----', c_hidden, 'g');

@@ -310,8 +310,7 @@ declare
   v_now timestamptz := _now();
   v_list record;
   v_running record;
-  v_fraction double precision;
-  v_cost numeric;
+  v_rest record;
 begin
   select * into v_list from job_list where id = p_job_id;
   select count(*) as n,
@@ -321,38 +320,58 @@ begin
   from leases l join phases p on p.job_id = l.job_id and p.position = l.phase
   where l.job_id = p_job_id and not l.is_canceled;
   -- The fraction counts running tasks by the progress that they report.
-  select (sum(coalesce(p.weight,
-    p.total) * (p.succeeded + p.failed + p.canceled) / p.total) + v_running.part)
-    / nullif(sum(coalesce(p.weight, p.total)), 0)
-  into v_fraction from phases p where p.job_id = p_job_id and p.total > 0;
-  select a.used into v_cost from accounts a
-  where a.tenant_id = v_job.tenant_id and a.job_id = v_job.id and a.meter = 'cost';
+  select (sum(coalesce(p.weight, p.total) * (p.succeeded + p.failed + p.canceled) / p.total)
+      filter (where p.total > 0) + v_running.part)
+      / nullif(sum(coalesce(p.weight, p.total)) filter (where p.total > 0), 0) as fraction,
+    jsonb_agg(jsonb_build_object('name', p.name, 'weight', p.weight, 'total', p.total,
+      'succeeded', p.succeeded, 'failed', p.failed, 'canceled', p.canceled) order by p.position) as phases,
+    (select a.used from accounts a
+      where a.tenant_id = v_job.tenant_id and a.job_id = p_job_id and a.meter = 'cost') as cost,
+    _waiting_count(p_job_id) as waiting
+  into v_rest from phases p where p.job_id = p_job_id;
   return jsonb_build_object(
     'id', v_job.id, 'tenant_id', v_job.tenant_id, 'type', v_job.type,
     'status', v_job.status, 'status_reason', v_job.status_reason,
     'params', v_job.params, 'title', v_job.title, 'tags', v_job.tags, 'priority', v_job.priority,
     'created_at', v_job.created_at, 'created_by', v_job.created_by,
-    'run_at', v_job.run_at, 'budget', v_job.budget, 'cost', coalesce(v_cost, 0),
+    'run_at', v_job.run_at, 'budget', v_job.budget, 'cost', coalesce(v_rest.cost, 0),
     'started_at', v_job.started_at, 'finished_at', v_job.finished_at,
     'progress', jsonb_build_object(
       'percent', case when v_list.percent = 100 then 100
         else least(99,
-          greatest(v_list.percent, floor((100 * coalesce(v_fraction, 0))::numeric)::integer)) end,
+          greatest(v_list.percent, floor((100 * coalesce(v_rest.fraction, 0))::numeric)::integer)) end,
       'phase', v_list.phase,
       'done', v_list.succeeded + v_list.failed + v_list.canceled, 'total', v_list.total,
       'succeeded', v_list.succeeded, 'failed', v_list.failed, 'canceled', v_list.canceled,
-      'running', v_running.n, 'waiting', _waiting_count(p_job_id),
+      'running', v_running.n, 'waiting', v_rest.waiting,
       'docs_complete', v_list.docs_complete, 'docs_total', v_list.docs_total,
       'message', coalesce(v_running.message, v_job.status_reason),
       -- Extrapolates the speed so far; null until 1 % is done.
-      'eta_seconds', case when v_job.status = 'running' and v_fraction between 0.01 and 0.999999 then
-        round((extract(epoch from v_now - v_job.started_at) * (1 - v_fraction) / v_fraction)::numeric,
-          1) end,
-      'phases', (
-        select jsonb_agg(jsonb_build_object('name', p.name, 'weight', p.weight, 'total', p.total,
-          'succeeded', p.succeeded, 'failed', p.failed, 'canceled', p.canceled) order by p.position)
-        from phases p where p.job_id = p_job_id)));
+      'eta_seconds', case when v_job.status = 'running' and v_rest.fraction between 0.01 and 0.999999 then
+        round((extract(epoch from v_now - v_job.started_at)
+          * (1 - v_rest.fraction) / v_rest.fraction)::numeric, 1) end,
+      'phases', v_rest.phases));
 end
 $$;
 comment on function penstock.get_job(uuid) is
   'A job with its progress (percent, phase, done, total, message, eta_seconds, phases).';
+
+create or replace function penstock.get_job_detail(
+  p_job_id uuid, p_max_artifacts integer default 200, p_max_result_bytes integer default 65536)
+returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off as $$
+declare
+  v_job jsonb := get_job(p_job_id);
+  v_artifacts jsonb;
+begin
+  select coalesce(jsonb_agg(to_jsonb(f) order by f.id), '[]') into v_artifacts from (
+    select a.id, a.tenant_id, a.job_id, a.task_id, a.name, a.path, a.content_type, a.bytes, a.sha256,
+      a.created_at, a.stored_at, coalesce(a.type, _artifact_type(a.content_type)) as type, a.metadata
+    from artifacts a where a.job_id = p_job_id and a.status = 'stored'
+    order by a.id limit p_max_artifacts) as f;
+  return v_job || jsonb_build_object('artifacts', v_artifacts, 'result',
+    case when v_job ->> 'status' = 'completed' then job_result(p_job_id, p_max_result_bytes) end);
+end
+$$;
+comment on function penstock.get_job_detail(uuid, integer, integer) is
+  'A job as get_job returns it, with its first files (artifacts) and its result as job_result returns it.';
