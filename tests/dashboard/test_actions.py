@@ -105,6 +105,8 @@ def test_action_rejects_invalid_ids_verbs_and_filters(site: Any, sample: Any) ->
 
 def test_dead_letters_can_be_replayed_by_cause_and_discarded(site: Any, sample: Any) -> None:
     member = site.browser(site.key("member", sample.acme))
+    found = member.get("/dead-letters", params={"filter": "code:handler_error"}).text
+    assert " 1 dead letter that matches <code>" in found and "All 1" not in found
     answer = member.post(
         "/act",
         {
