@@ -5783,7 +5783,7 @@ function penstock._sum_minutes(timestamp with time zone, timestamp with time zon
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad1036e798f298ccb9fac3711931bf66
+  body: sha256 64291b5a09e4cc1fc1f85b5b3e6833dc
   comment: Writes the sums of the minutes from p_from to p_until, and returns the number of rows.
 
 function penstock._sum_tasks()

@@ -104,6 +104,18 @@ class TestPark:
 
 
 class TestAnswer:
+    def test_time_until_the_answer_is_no_time_in_the_queue(self, sql: Contract, clock: Clock) -> None:
+        """The charts of waiting times are about workers and limits, not about people."""
+        task = waiting(sql, options=["yes"])
+        clock.advance(hours=5)
+        sql.answer(task, "yes")
+        clock.advance(seconds=30)
+        sql.complete(sql.claim_one())
+        clock.advance(minutes=2)
+        sql.execute("select penstock._sum_tasks()")
+        [rate] = sql.execute("select wait_p95 from penstock.task_rates(null, 60) where succeeded > 0")
+        assert 20 < rate["wait_p95"] < 60
+
     def test_task_gets_the_answer(self, sql: Contract) -> None:
         task = waiting(sql, options=["yes", "no"], fields={"note": "text", "sum": "number?"})
         assert sql.answer(task, "yes", note="fine") is True

@@ -64,11 +64,14 @@ begin
   ), ran as (
     select c.tenant_id, c.minute, c.bucket, sum(c.n) as n from counted c group by 1, 2, 3
   ), waited as (
-    -- A task waits from the end of its last parent.
+    -- A task waits from the end of its last parent, or from the last answer or time that it asked for.
     select s.tenant_id, s.minute, _bucket(date_part('epoch', r.started_at - greatest(t.created_at, (
         select max(p.finished_at) from edges g join results p on p.job_id = g.job_id
           and p.task_id = g.parent_id
-        where g.job_id = r.job_id and g.child_id = r.task_id)))) as bucket, sum(s.sample_rate) as n
+        where g.job_id = r.job_id and g.child_id = r.task_id), (
+        select max(w.ended_at) from waits w
+        where w.job_id = r.job_id and w.task_id = r.task_id and w.ended_at <= r.started_at)))) as bucket,
+      sum(s.sample_rate) as n
     from results r join sums s on s.tenant_id = r.tenant_id
       and s.minute = date_bin('1 minute', r.finished_at, p_from)
     join tasks t on t.job_id = r.job_id and t.id = r.task_id
