@@ -232,12 +232,12 @@ def page(figures: list[Figure]) -> list[str]:
         "",
         "Pages that the benchmark makes with Typst at 200 dpi, and damages: a noisy scan is grey, blurred, turned",
         "by 0.7° and has dust. Half of the text are random names and codes, which no language model can guess. Accuracy is",
-        "the share of characters by edit distance. The damage is synthetic, so 1.000 says that OCR is not the weak point on",
+        "the share of characters by edit distance. The damage is synthetic, so 1.0 says that OCR is not the weak point on",
         "print like this, and nothing about real scans or handwriting: neither was measured.",
         "",
         "| class | character accuracy | characters |",
         "|---|---:|---:|",
-        *(f"| {f.system} | {f.value:.3f} | {sizes[f.system]:,.0f} |" for f in classes),
+        *(f"| {f.system} | {f.value:.4f} | {sizes[f.system]:,.0f} |" for f in classes),
         "",
         "| structure | source | right |",
         "|---|---|---:|",
@@ -247,10 +247,11 @@ def page(figures: list[Figure]) -> list[str]:
     lines += ["", "| pages | pages/s | pages/s of one core's CPU |", "|---|---:|---:|"]
     cpu = {figure.system: figure.value for figure in figures if figure.name == "pages_per_core"}
     lines += [
-        f"| {f.system} | {f.value:,.1f} | {cpu[f.system]:,.1f} |"
+        f"| {f.system} | {f.value:,.2f} | {cpu[f.system]:,.2f} |"
         for f in figures
         if f.name == "pages_per_second"
     ]
+    lines += [f"| {f.system} | {f.value:.2f} × | |" for f in figures if f.name == "pages_growth"]
     lines += ["", "| document | peak memory of the process |", "|---|---:|"]
     lines += [f"| {f.system} | {f.value:,.0f} MB |" for f in figures if f.name == "peak_memory"]
     return [*lines, ""]
