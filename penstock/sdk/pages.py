@@ -160,6 +160,11 @@ def _check_page(page: AppPage, actions: int) -> None:
             f"links and files must be columns of the page {page.name} (got {', '.join(unknown)})",
             details={"field": "links"},
         )
+    if (first := next(iter(page.columns))) in page.files:
+        raise Invalid(
+            f"the first column of the page {page.name} links to the row and cannot be a file (got {first})",
+            details={"field": "columns"},
+        )
     for column, target in page.links.items():
         if not re.fullmatch(r"/[\w/?=&.-]*\{\}[\w/?=&.-]*", target) or target.startswith("//"):
             raise Invalid(

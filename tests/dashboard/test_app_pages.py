@@ -213,6 +213,7 @@ RETURN = PageAction("return", "Return", "return_book", "p_loan_id")
         ({"filters": ["A-B"]}, "lower-case letters and _"),
         ({"actions": [RETURN, RETURN]}, "same name"),
         ({"links": {"id": "/jobs/{}"}}, "must be columns of the page"),
+        ({"columns": ["picture", "book"], "files": ["picture"]}, "cannot be a file"),
         ({"links": {"book": "javascript:{}"}}, "a path within the dashboard"),
         ({"links": {"book": "//elsewhere.example/{}"}}, "a path within the dashboard"),
         ({"links": {"book": "/jobs"}}, "a path within the dashboard"),

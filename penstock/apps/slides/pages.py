@@ -11,8 +11,9 @@ def declare(app: App) -> None:
     app.page(
         "events", "Events", source="event_list", key="id",
         description="Thumbnails are made for events that are switched on.",
-        columns=["name", "starts_on", "thumbnail_generation_enabled", "slides_to_queue", "cost_to_queue",
-                 "pending", "processing", "completed", "failed"],
+        columns={"name": "Name", "starts_on": "Starts", "thumbnail_generation_enabled": "On",
+                 "slides_to_queue": "To queue", "cost_to_queue": "Cost in USD", "pending": "Pending",
+                 "processing": "Processing", "completed": "Completed", "failed": "Failed"},
         filters=["name", "thumbnail_generation_enabled"],
         actions=[
             PageAction("on", "Switch on", "set_thumbnail_generation", "p_event_id", queue,
@@ -27,7 +28,7 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "slides", "Slides", source="slide_list", key="id", order="created_at",
-        columns={"thumbnail_artifact_id": "Thumbnail", "name": "Name", "mime_type": "Type",
+        columns={"name": "Name", "thumbnail_artifact_id": "Thumbnail", "type": "Type",
                  "thumbnail_status": "Status", "thumbnail_error": "Error", "event": "Event",
                  "job_id": "Job", "created_at": "Uploaded"},
         filters=["event", "event_id", "thumbnail_status", "name"], links={"job_id": "/jobs/{}"},
@@ -37,8 +38,9 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "conversions", "Conversions", source="cloudconvert_jobs", key="id",
-        columns=["slide", "cloudconvert_job_id", "status", "error_message", "started_at", "completed_at",
-                 "webhook_received_at", "is_late", "job_id"],
+        columns={"slide": "Slide", "cloudconvert_job_id": "CloudConvert's job", "status": "Status",
+                 "error_message": "Error", "started_at": "Started", "completed_at": "Ended",
+                 "webhook_received_at": "Webhook", "is_late": "Late", "job_id": "Job"},
         filters=["slide", "slide_id", "status"], links={"job_id": "/jobs/{}"},
     )  # fmt: skip
     app.page(
@@ -49,6 +51,7 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "failures", "Failures", source="thumbnail_failure_log", key="id", order="occurred_at",
-        columns=["occurred_at", "event", "slide", "error_type", "error_message", "job_id"],
+        columns={"occurred_at": "Time", "event": "Event", "slide": "Slide", "error_type": "Type",
+                 "error_message": "Error", "job_id": "Job"},
         filters=["event", "event_id", "slide_id", "error_type"], links={"job_id": "/jobs/{}"},
     )  # fmt: skip

@@ -64,6 +64,8 @@ comment on view slides.event_list is
 
 create or replace view slides.slide_list with (security_invoker = true) as
 select s.tenant_id, s.id, s.event_id, s.speech_id, s.name, s.mime_type, s.thumbnail_status, s.thumbnail_error,
-  s.artifact_id, s.thumbnail_artifact_id, s.thumbnail_generated_at, s.job_id, s.created_at, e.name as event
+  s.artifact_id, s.thumbnail_artifact_id, s.thumbnail_generated_at, s.job_id, s.created_at, e.name as event,
+  case s.mime_type when 'application/pdf' then 'PDF' when 'image/jpeg' then 'JPEG' when 'image/png' then 'PNG'
+    when 'application/vnd.ms-powerpoint' then 'PPT' else 'PPTX' end as type
 from slides.slides s join slides.events e on e.tenant_id = s.tenant_id and e.id = s.event_id;
 comment on view slides.slide_list is 'Slides, with the state of their thumbnails.';
