@@ -455,7 +455,8 @@ def test_a_loader_that_dies(
     moment: str,
 ) -> None:
     """R0.1/row-once: wherever it dies, the rows are loaded once and in full by the next one."""
-    job = ideas.start([{"title": f"{n}"} for n in range(1200)])
+    monkeypatch.setattr("penstock.sdk.bulk_type.PART", 100)
+    job = ideas.start([{"title": f"{n}"} for n in range(120)])
     deaths: list[str] = []
 
     def dying(call: Any) -> Any:
@@ -477,9 +478,9 @@ def test_a_loader_that_dies(
         clock.advance(seconds=60)
     assert len(deaths) == 2
     bulk = do(app, bulks.get, job_id=job.id)
-    assert (bulk.rows.loaded, bulk.job.status, bulk.job.progress.failed) == (1200, "completed", 0)
+    assert (bulk.rows.loaded, bulk.job.status, bulk.job.progress.failed) == (120, "completed", 0)
     phases = {phase.name: phase.total for phase in bulk.job.progress.phases}
-    assert (phases["write"], phases["rows"]) == (1200, 1200)
+    assert (phases["write"], phases["rows"]) == (120, 120)
 
 
 def test_packing_leaves_what_may_still_grow() -> None:
