@@ -172,7 +172,8 @@ def _health(found: Overview) -> str:
     """Summarize the state in one sentence."""
     if found.problems:
         if len(found.problems) == 1:
-            return formatting.sentence(found.problems[0].text)
+            # It may begin with a provider's name, which keeps its case.
+            return f"{found.problems[0].text}."
         return f"{formatting.counted(len(found.problems), 'problem')}."
     if found.workers and found.workers.gone:
         return f"Running, but {formatting.counted(found.workers.gone, 'worker')} stopped responding."
