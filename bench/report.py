@@ -327,7 +327,7 @@ def over_http(figures: list[Figure]) -> list[str]:
         "is a transaction under the caller's role that also checks the key; starting a job writes rows in seven tables.",
         "PostgreSQL takes two thirds of the CPU of a start. Starts also wait for each other: PostgreSQL commits one transaction",
         "with a NOTIFY at a time, so starts share no flush of the log, as the bare inserts do. Without the notification that",
-        "wakes workers, more than twice as many jobs start per second.",
+        "wakes workers, 1.5 times as many jobs start per second (405 and 624).",
         "",
     ]
     return lines
