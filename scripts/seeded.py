@@ -7,6 +7,7 @@ each in a copy of its own.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -35,6 +36,9 @@ def main(wanted: list[str]) -> int:
         for seed in seeds
         if not wanted or any(word in seed["name"] for word in wanted)
     ]
+    if not seeds:
+        print(f"no bug or hole has a name that contains {' or '.join(wanted)}", file=sys.stderr)
+        return 2
     jobs = int(os.environ.get("PENSTOCK_TEST_JOBS") or 2)
     with ExitStack() as stack:
         trees: SimpleQueue[Path] = SimpleQueue()
@@ -114,4 +118,6 @@ def run(tree: Path, tests: list[str], *options: str) -> subprocess.CompletedProc
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("word", nargs="*", help="only the bugs and holes whose name contains one of these")
+    sys.exit(main(parser.parse_args().word))
