@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.sdk.functions import FunctionRequest, FunctionResponse
     from penstock.sdk.job_types import Started
     from penstock.sdk.pages import PageAction
+    from penstock.sdk.signature import Step
     from penstock.types import Answer, Job, Prompt
     from penstock.worker import Worker
 
@@ -38,6 +39,7 @@ _MODULES = {
     "penstock.sdk.functions": ("FunctionRequest", "FunctionResponse"),
     "penstock.sdk.job_types": ("Started",),
     "penstock.sdk.pages": ("PageAction",),
+    "penstock.sdk.signature": ("Step",),
     "penstock.sdk.bulk_rows": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
     "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry", "WaitTimedOut"),
@@ -86,6 +88,7 @@ __all__ = [
     "Retry",
     "RowError",
     "Started",
+    "Step",
     "TimedOut",
     "Unavailable",
     "UpgradeRequired",

@@ -89,6 +89,7 @@ def test_the_package_exports_only_the_public_names() -> None:
             "Retry",
             "RowError",
             "Started",
+            "Step",
             "TimedOut",
             "Unavailable",
             "UpgradeRequired",

@@ -30,7 +30,10 @@ _SAMPLES: dict[str, Any] = {
 
 
 class Step:
-    """A placeholder for the output of a task that has not run."""
+    """A placeholder for the output of a task that has not run.
+
+    The body of a job gets one for each task that it draws; `Step(key)` stands for a task that the job has.
+    """
 
     __slots__ = ("_key",)
 

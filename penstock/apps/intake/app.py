@@ -22,14 +22,13 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from penstock import App, Context, Fail, providers
+from penstock import App, Context, Fail, Step, providers
 from penstock.apps.intake import layout, models, passes, places, reading, scanning
 from penstock.apps.intake.settings import settings
 from penstock.contract import artifacts
 from penstock.errors import NotFound
 from penstock.postgres import db
 from penstock.redaction import redact_personal
-from penstock.sdk.signature import Step
 from penstock.types import Starter
 
 PAGES_PER_TASK = 8
