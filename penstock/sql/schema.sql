@@ -6968,7 +6968,7 @@ function penstock.get_job_detail(uuid, integer, integer)
   arguments: p_job_id uuid, p_max_artifacts integer DEFAULT 200, p_max_result_bytes integer DEFAULT 65536
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
-  settings: enable_seqscan=off, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 d80c108758fa2c6b71d01aff7cdfbce5
   comment: A job as get_job returns it, with its first files (artifacts) and its result as job_result returns it.
   grant to authenticated: execute

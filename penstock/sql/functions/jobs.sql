@@ -359,7 +359,7 @@ comment on function penstock.get_job(uuid) is
 create or replace function penstock.get_job_detail(
   p_job_id uuid, p_max_artifacts integer default 200, p_max_result_bytes integer default 65536)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set jit = off as $$
 declare
   v_job jsonb := get_job(p_job_id);
   v_artifacts jsonb;
