@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import psycopg
 from psycopg.types.json import Jsonb
 
@@ -45,6 +46,8 @@ class Tenants:
 
 
 def make_tenants(connection: Connection) -> Tenants:
+    # The free plan ends after a few seconds of starts.
+    connection.execute("select penstock.set_setting('tenant_plan', '\"unlimited\"')")
     rows = connection.execute(
         """select t.id::text, k.secret
         from (select penstock.create_tenant('t' || n) as id from generate_series(1, %s) as n) as t,
@@ -238,6 +241,11 @@ def clients(dsn: str, number: int, seconds: float) -> list[Figure]:
     with database(dsn) as connection, penstock(dsn) as port:
         tenants = make_tenants(connection)
         connection.execute("vacuum analyze")
+        for key in tenants.keys:
+            # The server limits how many keys that it does not know yet one address may send at once.
+            httpx.get(
+                f"http://127.0.0.1:{port}/api/jobs", headers={"Authorization": f"Bearer {key}"}
+            ).raise_for_status()
         found = loaded(
             mode="requests", port=port, method="POST", paths=["/api/jobs/start"] * TENANTS,
             keys=tenants.keys, job=JOB, connections=number, seconds=seconds, expected=201,
