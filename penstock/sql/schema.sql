@@ -6969,8 +6969,8 @@ function penstock.get_job_detail(uuid, integer, integer)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 d80c108758fa2c6b71d01aff7cdfbce5
-  comment: A job as get_job returns it, with its first files (artifacts) and its result as job_result returns it.
+  body: sha256 9af048a7d3ad29e1c63532c982daa0db
+  comment: A job as get_job returns it, with its first files (artifacts, at most 1000) and its result as job_result returns it.
   grant to authenticated: execute
   grant to service_role: execute
 

@@ -709,6 +709,20 @@ class TestProgress:
         phases = [(phase["name"], phase["total"]) for phase in sql.progress(job)["phases"]]
         assert phases == [("read", 2), ("work", 1)]
 
+    @pytest.mark.parametrize("count", [-1, None, 2**31 - 1])
+    def test_files_of_a_job_are_bounded_whatever_a_caller_asks_for(
+        self, sql: Contract, count: int | None
+    ) -> None:
+        job = sql.start(["work"])
+        insert = """insert into penstock.artifacts (tenant_id, job_id, task_id, name, path, content_type,
+            status, begun_at, stored_at, created_at, bytes, sha256, created_by)
+          select tenant_id, job_id, id, 'a' || n, 'p' || n, 'text/plain',
+            'stored', created_at, created_at, created_at, 1, repeat('0', 64), 'service:test'
+          from penstock.tasks, generate_series(1, 1200) as n where job_id = %s"""
+        sql.execute(insert, job)
+        found = sql.value("get_job_detail", job_id=job, max_artifacts=count)
+        assert len(found["artifacts"]) == {-1: 0, None: 200}.get(count, 1000)
+
     def test_later_tasks_are_counted_in_old_and_new_phases(self, sql: Contract) -> None:
         job = sql.start(["work"])
         more = [{"kind": "work"}, {"kind": "other"}, {"kind": "work", "phase": "read"}]

@@ -368,10 +368,11 @@ begin
     select a.id, a.tenant_id, a.job_id, a.task_id, a.name, a.path, a.content_type, a.bytes, a.sha256,
       a.created_at, a.stored_at, coalesce(a.type, _artifact_type(a.content_type)) as type, a.metadata
     from artifacts a where a.job_id = p_job_id and a.status = 'stored'
-    order by a.id limit p_max_artifacts) as f;
+    order by a.id limit greatest(0, least(coalesce(p_max_artifacts, 200), 1000))) as f;
   return v_job || jsonb_build_object('artifacts', v_artifacts, 'result',
     case when v_job ->> 'status' = 'completed' then job_result(p_job_id, p_max_result_bytes) end);
 end
 $$;
 comment on function penstock.get_job_detail(uuid, integer, integer) is
-  'A job as get_job returns it, with its first files (artifacts) and its result as job_result returns it.';
+  'A job as get_job returns it, with its first files (artifacts, at most 1000) and its result as job_result '
+  'returns it.';
